@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use hsdp_kernels::cuda::Device;
 
-use crate::backend::thread::OwnRank;
 use crate::handle::Backend;
 use crate::nccl::{Communicator, NcclError, Patience, UniqueId};
+use crate::threads::OwnRank;
 use crate::{Between, Channel, Error, Group, Stage, Tag, World};
 
 /// # Collectives on devices by NCCL

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use hsdp_flight::FlightRecord;
 use hsdp_sharding::Rank;
 
-use crate::backend::thread::OwnRank;
 use crate::engine::{Record, Status};
 use crate::handle::RankHandle;
 use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::threads::OwnRank;
 
 /// A rank's record, and its writer if the world ends early: it outlives the rank.
 #[derive(Debug)]

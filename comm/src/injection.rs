@@ -1,19 +1,19 @@
-//! The effects of due faults on a call. `lie` has descriptors that say something else than was meant, and `poisoned` a
-//! gradient that is not finite.
+//! The effects of due faults on a call, with descriptors that say something else than was meant, and
+//! gradients that are not finite.
 
-mod lie;
-mod poisoned;
-
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hsdp_kernels::GradientValues;
+use half::{bf16, f16};
+use hsdp_kernels::{GradientValues, Values};
+use hsdp_sharding::{DType, Rank};
 
-use crate::Error;
 use crate::call::Call;
 use crate::fault::{Fault, FaultKind};
 use crate::handle::RankHandle;
 use crate::site::Site;
+use crate::{Counts, Error, Op, Reduction};
 
 /// A call after the faults that are due at it.
 pub(crate) struct Injected {
@@ -79,7 +79,7 @@ impl RankHandle {
             }
             FaultKind::Delay(delay) => drop(self.own.status().sleep(delay, || false)),
             FaultKind::Freeze => return Err(self.freeze(call)),
-            FaultKind::NonFinite(value) => poisoned::poison(gradients, value),
+            FaultKind::NonFinite(value) => poison(gradients, value),
             _ if site.ranks.len() == 1 => {
                 let what = format!("an injected fault ({kind}) that a group of one cannot detect");
                 return Err(self.injected(call, &what));
@@ -93,7 +93,7 @@ impl RankHandle {
             | FaultKind::WrongCount
             | FaultKind::WrongRoot => {
                 actual.get_or_insert_with(|| call.clone());
-                lie::tell(kind, call, self.own.rank, &site.ranks);
+                lie(kind, call, self.own.rank, &site.ranks);
             }
         }
         Ok(())
@@ -116,4 +116,70 @@ impl RankHandle {
         let what = format!("{what}, in {}", call.tag);
         Error::Injected { op: call.op, rank: self.own.rank, step: self.own.record.step(), what }
     }
+}
+
+/// Has `rank`, one of `ranks`, say something else than it meant.
+fn lie(kind: FaultKind, call: &mut Call, rank: Rank, ranks: &[Rank]) {
+    match kind {
+        FaultKind::WrongOp if call.op == Op::AllGather => call.op = Op::AllReduce,
+        FaultKind::WrongOp => call.op = Op::AllGather,
+        FaultKind::WrongReduction => {
+            let next = call.reduction.map_or(0, |it| it as usize + 1);
+            call.reduction = Some(Reduction::ALL[next % Reduction::ALL.len()]);
+        }
+        FaultKind::WrongDType if call.dtype == Some(DType::F32) => call.dtype = Some(DType::F64),
+        FaultKind::WrongDType => call.dtype = Some(DType::F32),
+        FaultKind::WrongCount => {
+            // Whether splits fit together is known when all are there: a single count never agrees with them.
+            call.counts = Counts::Each(call.counts.total().wrapping_add(1));
+            call.dtype = call.dtype.or(Some(DType::F32));
+        }
+        FaultKind::WrongRoot => {
+            let slot = call.root.and_then(|root| ranks.iter().position(|rank| *rank == root));
+            call.root = Some(slot.map_or(rank, |slot| ranks[(slot + 1) % ranks.len()]));
+        }
+        _ => unreachable!("{kind} is no lie"),
+    }
+}
+
+/// A gradient whose element 0 reads as `value`, rounded to its dtype. The gradient itself is not written.
+#[derive(Debug)]
+struct Poisoned {
+    gradient: Arc<dyn GradientValues>,
+    value: f32,
+}
+
+/// Poisons the first of the gradients that has an element, if one has.
+fn poison(gradients: &mut [Option<Arc<dyn GradientValues>>], value: f32) {
+    if let Some(gradient) = gradients.iter_mut().flatten().find(|gradient| !gradient.is_empty()) {
+        *gradient = Arc::new(Poisoned { gradient: Arc::clone(gradient), value });
+    }
+}
+
+impl GradientValues for Poisoned {
+    fn len(&self) -> usize {
+        self.gradient.len()
+    }
+
+    fn read(&self, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
+        if !range.contains(&0) {
+            return self.gradient.read(range, visit);
+        }
+        self.gradient.read(range, &mut |values| match values {
+            Values::F32(values) => visit(Values::F32(&begun_with(self.value, values))),
+            Values::F16(values) => {
+                visit(Values::F16(&begun_with(f16::from_f32(self.value), values)))
+            }
+            Values::BF16(values) => {
+                visit(Values::BF16(&begun_with(bf16::from_f32(self.value), values)));
+            }
+        });
+    }
+}
+
+/// `values`, of which there is at least one, with another first one.
+fn begun_with<T: Copy>(first: T, values: &[T]) -> Vec<T> {
+    let mut values = values.to_vec();
+    values[0] = first;
+    values
 }

@@ -1,7 +1,5 @@
 //! The way of a group's calls: they get numbers, are noted, and go to the backend that serves them.
 
-mod execution;
-
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -9,8 +7,7 @@ use hsdp_flight::{EntryNumber, FlightState};
 use hsdp_kernels::Element;
 use hsdp_sharding::{ByteCount, Rank};
 
-use self::execution::Execution;
-use crate::backend::thread::{InBlock, MemberCall, Ticket};
+use crate::apart::Execution;
 use crate::call::{Call, Described};
 use crate::engine::Record;
 use crate::execute::{At, Contribute, Meter, Vectors, Work};
@@ -19,6 +16,7 @@ use crate::injection::{HowIssued, Injected};
 use crate::pattern::Pattern;
 use crate::site::Site;
 use crate::sync::atomic::AtomicUsize;
+use crate::threads::{InBlock, MemberCall, Ticket};
 use crate::{Channel, Descriptor, Error, Group, Op, Pending, Tag};
 
 /// The most bytes for which a group of one is done in less time than it takes to note the time: some ten microseconds.

@@ -81,21 +81,21 @@
 //!
 //! - a call: `hsdp-flight` (its description), `site` (where its members meet), `call`, `pattern` (which member gives which elements to which member);
 //! - errors: `error`, `mismatch`; injected faults and delays: `fault`, `options`;
-//! - execution: `engine` (operations, the state that ranks share, clocks and early ends, the judge), `execute` (the work of an operation, in blocks),
-//!   `slow`, `backend::thread` (an operation's threads: `PROTOCOL.md` beside the
-//!   sources), `remote` (ranks that share no memory: `REMOTE.md`), `bytes`, `sync`;
-//! - worlds and ranks: `handle`, `world`, `process`, `launch`, `rendezvous`, `environment`, `comparison` (of
-//!   settings that all ranks must share), `operations` (comparison of those that NCCL carries), `connect` (NCCL in a world);
-//! - groups and operations: `group`, `pending`, `injection` (what faults make of a call), `issue`, `collectives`, `values`, `units`, `device`;
+//! - execution: `engine` (operations, the state that ranks share, clocks and early ends, the judge),
+//!   `execute` (contributions to an operation and their work, in blocks), `slow`, `threads` (an
+//!   operation's threads: `PROTOCOL.md` beside the sources), `remote` (ranks that share no memory:
+//!   `REMOTE.md`), `bytes`, `sync`;
+//! - worlds and ranks: `handle`, `world`, `launch`, `rendezvous`, `environment`, `comparison` (of
+//!   settings that all ranks must share), `operations` (comparison of those that NCCL carries), `connect`
+//!   (NCCL in a world);
+//! - groups and operations: `group`, `pending`, `injection` (the effects of faults on a call), `issue`,
+//!   `apart` (an operation whose members share no memory), `collectives`, `values`, `units`, `device`;
 //! - records: `ledger`, `flight` (records of worlds; the recorder itself is in `hsdp-flight`), `rolling` (hashes of operations that NCCL
 //!   carries between processes).
 //!
 //! A module imports only modules that do not lead back to it (`tests/tests/sources/architecture.rs` names the exceptions).
 
-/// How operations are carried. Today ranks that share no memory are a part of the backend of threads.
-mod backend {
-    pub(crate) mod thread;
-}
+mod apart;
 mod bytes;
 mod call;
 mod collectives;
@@ -108,28 +108,21 @@ mod device;
 /// Parts of all backends that know none of them: operations at which members arrive, the state that a rank shows to others, the
 /// clocks of waits, the early ends, and the judge.
 mod engine {
-    mod arrival;
-    mod attendance;
     mod clock;
     pub(crate) mod judge;
-    mod mistakes;
     mod operation;
-    mod outputs;
-    mod record;
+    mod rank;
     mod state;
-    mod status;
-    mod table;
 
-    pub(crate) use self::arrival::{Arrivals, Arrived, Difference};
-    pub(crate) use self::attendance::Attendance;
     pub(crate) use self::clock::{Alarm, Clock, FAR, from_now};
-    pub(crate) use self::operation::{Key, Operation};
-    pub(crate) use self::outputs::{Outputs, PerMember, discard, panic_message};
-    pub(crate) use self::record::Record;
-    pub(crate) use self::state::WorldState;
-    pub(crate) use self::status::Status;
     #[cfg(test)]
-    pub(crate) use self::table::Table;
+    pub(crate) use self::operation::Gatherings;
+    pub(crate) use self::operation::{
+        Arrivals, Arrived, Attendance, Difference, Key, Operation, Outputs, PerMember, discard,
+        panic_message,
+    };
+    pub(crate) use self::rank::{Record, Status};
+    pub(crate) use self::state::WorldState;
 }
 mod environment;
 mod error;
@@ -154,18 +147,17 @@ mod operations;
 mod options;
 mod pattern;
 mod pending;
-mod process;
 mod remote;
 mod rendezvous;
 mod rolling;
 mod site;
 mod slow;
 mod sync;
+mod threads;
 mod units;
 mod values;
 mod world;
 
-pub use self::backend::thread::in_work;
 pub use self::device::{DeviceAccumulator, DeviceReduced};
 pub use self::environment::{Launched, Launcher};
 pub use self::error::{AbortReason, Error, Mistake, RankFailure, StepFailure};
@@ -178,6 +170,7 @@ pub use self::mismatch::{Mismatch, MismatchRow, Wanted};
 pub use self::options::{Between, SlowChannel, Workers, WorldOptions};
 pub use self::pending::Pending;
 pub use self::rendezvous::Rendezvous;
+pub use self::threads::in_work;
 pub use self::world::World;
 pub use hsdp_flight::{
     Channel, Counts, Descriptor, Explanation, Finding, FlightEntry, FlightError, FlightGroup,

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::Error;
-use crate::backend::thread::Ticket;
+use crate::threads::Ticket;
 
 /// The output of an operation in progress. It owns the buffers of the operation; [`wait`](Self::wait) returns them.
 ///

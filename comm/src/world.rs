@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use hsdp_sharding::Rank;
 
-use crate::backend::thread::{Core, OwnRank};
 use crate::flight::Dump;
 use crate::handle::{Backend, RankHandle};
 use crate::ledger::{LedgerSnapshot, Messages};
 use crate::options::{Between, WorldOptions};
 use crate::remote::{self, Asked, Endpoint, Transport};
 use crate::sync::atomic::Ordering;
+use crate::threads::{Core, OwnRank};
 use crate::{AbortReason, Channel, Error, Fault, FlightRecord, Group, Mistake, StepFailure};
 
 /// The most ranks of a world in one process, as many as the control plane has.

@@ -22,51 +22,31 @@
 //! of the device then comes from a later call. The first launch compiles all kernels: so every call that launches a kernel can also
 //! fail with [`CudaError::MissingLibrary`] or [`CudaError::Compile`], unless [`Device::prepare`] has succeeded before.
 //!
-//! Modules in reading order: `error`, `kernel`; `driver` (the driver's calls, compilation), or `absent` in its place; `device`, `event`,
-//! `together`, `stream` (execution); `budget`, `memory`, `staging`, `buffer`, `slice`, `foreign` (memory); `launch`, `table`, `noted` (arguments of kernels,
-//! and notes that they write); `pack`, `sum`, `inspect`, `update`, `muon` (the kernels); `product`, `cublas`, `newton_schulz` (products of
-//! matrices).
+//! Modules in reading order: `error`; `driver` (the driver's calls, compilation), or `absent` in its
+//! place; `device` (with the names of kernels), `stream` (execution); `memory`, `buffer`; `launch`
+//! (arguments of kernels, and notes that they write); `wire`, `update` (the kernels); `product`,
+//! `newton_schulz` (products of matrices).
 
-mod budget;
 mod buffer;
-mod cublas;
 mod device;
 #[cfg_attr(not(feature = "cuda"), path = "cuda/absent.rs")]
 mod driver;
 mod error;
-mod event;
-mod foreign;
-mod inspect;
-mod kernel;
 mod launch;
 mod memory;
-mod muon;
 mod newton_schulz;
-mod noted;
-mod once;
-mod pack;
 mod product;
-mod slice;
-mod staging;
 mod stream;
-mod sum;
-mod table;
-mod together;
 mod update;
+mod wire;
 
-pub use self::buffer::DeviceBuffer;
-pub use self::cublas::Cublas;
+pub use self::buffer::{DeviceBuffer, DevicePart, DeviceSlice};
 pub use self::device::{Architecture, Device};
 pub use self::driver::{HAS_DEVICES, compile};
 pub use self::error::CudaError;
-pub use self::event::Moment;
-pub use self::inspect::Seen;
-pub use self::muon::PartOfMatrix;
+pub use self::launch::{FirstFound, Noted, Notes, WhatWasNoted};
 pub use self::newton_schulz::NewtonSchulzBuffers;
-pub use self::noted::{FirstFound, Noted, Notes, WhatWasNoted};
-pub use self::pack::{Packed, Unpacked};
-pub use self::product::{DeviceMatrix, MatrixProduct, Product, Stored};
-pub use self::slice::{DevicePart, DeviceSlice};
-pub use self::stream::{Stream, Together};
-pub use self::together::{Apart, Whole};
-pub use self::update::{DeviceUpdate, PieceOfStep};
+pub use self::product::{Cublas, DeviceMatrix, MatrixProduct, Product, Stored};
+pub use self::stream::{Apart, Moment, Stream, Together, Whole};
+pub use self::update::{DeviceUpdate, PartOfMatrix, PieceOfStep};
+pub use self::wire::{Packed, Seen, Unpacked};

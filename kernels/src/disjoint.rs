@@ -1,11 +1,10 @@
 //! Buffers that several threads fill at once, each thread in its own part.
 
-use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::slice;
+use std::{fmt, slice};
 
 use half::{bf16, f16};
 

@@ -71,7 +71,6 @@ pub use import::{Import, Imported};
 pub use results::{Resumed, Saved};
 pub use settings::{CheckpointOptions, Content, OtherOptions, OtherParameters};
 
-pub use crate::persist::checkpointed::Checkpointed;
+pub use crate::persist::checkpointed::{Checkpointed, Expected, Spread, StateTensor};
 pub use crate::persist::problem::Problem;
 pub use crate::persist::saved::SavedState;
-pub use crate::persist::tensors::{Expected, Spread, StateTensor};

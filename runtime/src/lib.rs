@@ -105,19 +105,19 @@ pub use optimizer::{
     Selected, Setting, Sgd, SgdOptions, UnitRun, UnitState, Update, Updating, Whole,
     WholeParameters,
 };
-pub use options::allowed::Allowed;
+pub use options::allowed::{Allowed, LearningRate};
 pub use options::divide;
-pub use options::learning_rate::LearningRate;
 pub use options::objective::{LossSum, Objective, Seed};
 pub use options::placement::Placement;
 pub use options::precision::{DynamicScale, LossScaling, Precision};
-pub use options::samples::Samples;
-pub use options::uneven::{EndOfRun, Input, Shutdown, Supply, Uneven};
-pub use options::{ModelOptions, NonFinite, StepOptions, UnitOrder, Unused};
+pub use options::{
+    EndOfRun, Input, ModelOptions, NonFinite, Samples, Shutdown, StepOptions, Supply, Uneven,
+    UnitOrder, Unused,
+};
+pub use state::context::ModelId;
 pub use state::events::Event;
 pub use state::full::Full;
 pub use state::gradients::UnitGradients;
-pub use state::model_id::ModelId;
 pub use step::gradients::{Gradients, Verdict};
 pub use step::{NextStep, Pass, PassHandle, Step};
 

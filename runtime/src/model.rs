@@ -13,6 +13,7 @@ pub(crate) mod norms;
 pub(crate) mod updates;
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use hsdp_comm::{Error as CommError, Fault, FaultPlace, ModelLabel, World};
@@ -23,21 +24,19 @@ use crate::agree::comparison::{self, InitialValues};
 use crate::error::{DataError, Error};
 use crate::model::updates::Updates;
 use crate::options::placement::Placement;
-use crate::options::uneven::EndOfRun;
-use crate::options::{ModelOptions, StepOptions};
-use crate::state::context::Context;
+use crate::options::{EndOfRun, ModelOptions, StepOptions};
+use crate::state::context::{Context, ModelId};
+use crate::state::control;
 use crate::state::events::Event;
-use crate::state::joint;
-use crate::state::model_id::ModelId;
 use crate::state::shard::Shard;
-use crate::step::engine::{Begun, Engine};
+use crate::step::engine::Engine;
 use crate::step::{NextStep, Step};
 
 /// This rank's part of a model: its shards of the parameters, and the engine that gathers parameters and reduces gradients.
 #[derive(Debug)]
 pub struct ShardedModel {
     pub(crate) engine: Arc<Engine>,
-    /// Locked for a moment only, also by those who hold the state of the engine.
+    /// StateGuard for a moment only, also by those who hold the state of the engine.
     pub(crate) updates: Mutex<Updates>,
 }
 
@@ -67,7 +66,7 @@ impl ShardedModel {
         init: impl FnMut(&Param) -> Vec<f32>,
     ) -> Result<Self, Error> {
         let context = Self::context(world, spec, options)?;
-        let (shards, values) = joint::run(&context.world, 0, || cut(&context, init))?;
+        let (shards, values) = control::between_steps(&context.world, 0, || cut(&context, init))?;
         Self::of(context, shards, &values)
     }
 
@@ -78,7 +77,7 @@ impl ShardedModel {
         options: ModelOptions,
     ) -> Result<Context, Error> {
         let telling = world.clone();
-        joint::run(&telling, 0, || Self::checked_context(world, spec, options))
+        control::between_steps(&telling, 0, || Self::checked_context(world, spec, options))
     }
 
     fn checked_context(
@@ -202,8 +201,8 @@ impl ShardedModel {
     /// [`Error::Comm`] if the communication fails.
     pub fn next_step(&mut self, options: StepOptions) -> Result<NextStep<'_>, Error> {
         Ok(match self.engine.begin_step(options)? {
-            Begun::Step(opened) => NextStep::Step(Step::new(Arc::clone(&self.engine), opened)),
-            Begun::End(end) => NextStep::End(end),
+            ControlFlow::Continue(id) => NextStep::Step(Step::new(Arc::clone(&self.engine), id)),
+            ControlFlow::Break(end) => NextStep::End(end),
         })
     }
 
@@ -290,7 +289,9 @@ impl ShardedModel {
         let (context, state) = (&self.engine.context, self.engine.state());
         let (shards, step) = (state.shards.clone(), state.next_step);
         drop(state);
-        joint::run(&context.world, step, || export::full_parameters(context, &shards, step))
+        control::between_steps(&context.world, step, || {
+            export::full_parameters(context, &shards, step)
+        })
     }
 
     /// Starts a recording of the engine's [events](Event).

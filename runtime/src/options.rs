@@ -7,26 +7,22 @@ pub(crate) mod allowed;
 pub(crate) mod description;
 pub(crate) mod digest;
 pub mod divide;
-pub(crate) mod learning_rate;
 pub(crate) mod objective;
 pub(crate) mod placement;
 pub(crate) mod precision;
-pub(crate) mod samples;
-pub(crate) mod uneven;
 
 use std::num::NonZeroU64;
 
 use hsdp_comm::ModelName;
-pub use hsdp_sharding::step::UnitOrder;
 use hsdp_sharding::step::{self, ReductionTime, Rules, Sequences, Weights};
+pub use hsdp_sharding::step::{Input, Supply, Uneven, UnitOrder};
 use hsdp_sharding::{Accumulation, DType, FullCopies, Mesh, PlanOptions};
+use xxhash_rust::xxh3::Xxh3;
 
 use crate::error::Error;
 use crate::options::objective::Objective;
 use crate::options::placement::Placement;
 use crate::options::precision::{LossScaling, Precision};
-use crate::options::samples::Samples;
-use crate::options::uneven::{Input, Shutdown, Uneven};
 
 /// The options of a model. They must be the same on all ranks; the ranks compare them.
 #[derive(Clone, Debug)]
@@ -105,7 +101,7 @@ impl ModelOptions {
         self.precision.check()?;
         self.objective.check()?;
         self.loss_scaling.check()?;
-        uneven::check(self.uneven, self.objective)?;
+        check_uneven(self.uneven, self.objective)?;
         Ok(self)
     }
 
@@ -236,4 +232,67 @@ impl StepOptions {
     pub fn without_data(self) -> Self {
         Self { input: Input::Exhausted, ..self }
     }
+}
+
+/// The digest of a rank that has named no samples.
+pub(crate) const NO_SAMPLES: u64 = 0;
+
+/// A digest of the samples of one rank in a step.
+///
+/// ```
+/// use hsdp::Samples;
+///
+/// assert_eq!(Samples::of([3, 1, 2]), Samples::of(vec![3, 1, 2]));
+/// assert_ne!(Samples::of([3, 1, 2]), Samples::of([1, 2, 3]));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Samples(u64);
+
+impl Samples {
+    /// Returns the digest of the samples' numbers in the data set, in the order in which the step
+    /// uses them. A digest of no samples counts as different from that of every other rank.
+    pub fn of(numbers: impl IntoIterator<Item = u64>) -> Self {
+        let mut numbers = numbers.into_iter().peekable();
+        if numbers.peek().is_none() {
+            return Self(NO_SAMPLES);
+        }
+        let mut hasher = Xxh3::new();
+        numbers.for_each(|number| hasher.update(&number.to_le_bytes()));
+        Self(hasher.digest().max(NO_SAMPLES + 1))
+    }
+
+    pub(crate) fn digest(self) -> u64 {
+        self.0
+    }
+}
+
+/// Refuses a policy that the objective does not allow.
+fn check_uneven(policy: Uneven, objective: Objective) -> Result<(), Error> {
+    match (policy, objective) {
+        (Uneven::ZeroWeight, Objective::RankMean) => Err(Error::Options {
+            what: "Uneven::ZeroWeight with the objective RankMean: a rank without data has no mean; use \
+                   WeightedMean, Sum or Factor"
+                .to_owned(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a rank asks that the run end although it has data, after a SIGTERM for example.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Shutdown {
+    /// The rank does not ask.
+    #[default]
+    NotAsked,
+    /// The rank asks that the step that begins be the last.
+    Asked,
+}
+
+/// The end of a run, where the next step would begin. The same on all ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndOfRun {
+    /// The number of the step that does not take place.
+    pub step: u64,
+    /// The ranks that still have data, which is not used, and the ranks that have none.
+    pub supply: Supply,
 }

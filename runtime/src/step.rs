@@ -1,20 +1,13 @@
 //! A step and its microbatches, as types that allow only the right order of calls.
 
-pub(crate) mod attempt;
-pub(crate) mod clipping;
-mod drive;
+pub(crate) mod drive;
+mod ended;
 pub(crate) mod engine;
-mod evaluation;
-mod exponent;
-mod finish;
 mod gathers;
 pub(crate) mod gradients;
-mod opening;
 mod reductions;
-mod refused;
-pub(crate) mod state;
+pub(crate) mod refusals;
 mod step_state;
-mod unused;
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -25,12 +18,12 @@ use hsdp_sharding::{Plan, UnitId};
 use crate::error::Error;
 use crate::options::objective::{LossSum, Seed};
 use crate::options::precision::Precision;
-use crate::options::uneven::{EndOfRun, Shutdown};
+use crate::options::{EndOfRun, Shutdown};
 use crate::state::full::Full;
 use crate::state::gradients::UnitGradients;
-use crate::step::attempt::{Opened, Token};
 use crate::step::engine::Engine;
 use crate::step::gradients::Gradients;
+use crate::step::refusals::{AttemptId, MicrobatchId};
 
 /// A step that is under way. It owns all pending operations.
 ///
@@ -60,13 +53,13 @@ use crate::step::gradients::Gradients;
 #[must_use = "a step that is dropped is aborted on all ranks"]
 pub struct Step<'model> {
     engine: Arc<Engine>,
-    opened: Opened,
+    id: AttemptId,
     model: PhantomData<&'model mut ()>,
 }
 
 impl<'model> Step<'model> {
-    pub(crate) fn new(engine: Arc<Engine>, opened: Opened) -> Self {
-        Self { engine, opened, model: PhantomData }
+    pub(crate) fn new(engine: Arc<Engine>, id: AttemptId) -> Self {
+        Self { engine, id, model: PhantomData }
     }
 
     /// Whether a rank [asked](crate::StepOptions::shutdown) that this step be the last. The same on
@@ -89,9 +82,9 @@ impl<'model> Step<'model> {
     /// [`DataError::UnevenInputs`](crate::DataError::UnevenInputs) if the model's
     /// [`Uneven`](crate::Uneven) refuses that; [`Error::Comm`] if the exchange fails.
     pub fn microbatch(&mut self) -> Result<Pass<'_>, Error> {
-        match self.engine.begin_microbatch(self.opened)? {
+        match self.engine.begin_microbatch(self.id)? {
             Some(token) => Ok(self.pass(token)),
-            None => Err(self.engine.end_of_data(self.opened)),
+            None => Err(self.engine.end_of_data(self.id)),
         }
     }
 
@@ -101,11 +94,11 @@ impl<'model> Step<'model> {
     /// # Errors
     /// As [`microbatch`](Self::microbatch), except `EndOfData`.
     pub fn next_microbatch(&mut self) -> Result<Option<Pass<'_>>, Error> {
-        let token = self.engine.begin_microbatch(self.opened)?;
+        let token = self.engine.begin_microbatch(self.id)?;
         Ok(token.map(|token| self.pass(token)))
     }
 
-    fn pass(&mut self, token: Token) -> Pass<'_> {
+    fn pass(&mut self, token: MicrobatchId) -> Pass<'_> {
         Pass::of(PassHandle::new(&self.engine, token))
     }
 
@@ -131,7 +124,7 @@ impl<'model> Step<'model> {
     /// [`Error::OutOfMemory`] if a buffer cannot be allocated; [`Error::Comm`] if a collective
     /// fails.
     pub fn finish(self) -> Result<Gradients, Error> {
-        self.engine.finish_step(self.opened)
+        self.engine.finish_step(self.id)
     }
 
     /// Aborts the step for a reason of the caller, such as a batch that cannot be read.
@@ -142,13 +135,13 @@ impl<'model> Step<'model> {
     /// discard their partials, and the next step starts without them. A drop does the same without
     /// a reason.
     pub fn abandon(self, reason: impl Into<String>) {
-        self.engine.abort_step(self.opened, Some(reason.into()));
+        self.engine.abort(self.id, Some(reason.into()), None);
     }
 }
 
 impl Drop for Step<'_> {
     fn drop(&mut self) {
-        self.engine.abort_step(self.opened, None);
+        self.engine.abort(self.id, None, None);
     }
 }
 
@@ -263,11 +256,11 @@ impl Pass<'_> {
 #[derive(Clone, Debug)]
 pub struct PassHandle {
     engine: Arc<Engine>,
-    token: Token,
+    token: MicrobatchId,
 }
 
 impl PassHandle {
-    pub(crate) fn new(engine: &Arc<Engine>, token: Token) -> Self {
+    pub(crate) fn new(engine: &Arc<Engine>, token: MicrobatchId) -> Self {
         Self { engine: Arc::clone(engine), token }
     }
 

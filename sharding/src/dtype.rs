@@ -4,9 +4,6 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-#[cfg(test)]
-mod tests;
-
 /// The type of a buffer's elements.
 ///
 /// Displayed and parsed as `f32`, `f16`, `bf16`, `f64`, `i32`, `i64`, `u32`, `u64`.
@@ -77,5 +74,19 @@ impl DType {
 impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_tell_size_and_kind() {
+        for dtype in DType::ALL {
+            let bits: usize = dtype.name().trim_start_matches(char::is_alphabetic).parse().unwrap();
+            assert_eq!(dtype.size_bytes() * 8, bits);
+            assert_eq!(dtype.is_float(), dtype.name().contains('f'));
+        }
     }
 }

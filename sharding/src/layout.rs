@@ -7,7 +7,7 @@ mod search;
 use std::ops::Range;
 
 pub use self::pieces::{Piece, Pieces};
-use self::place::{Extent, Placement};
+use self::place::{Extent, ParamPlacing};
 use crate::check::MAX_ELEMENTS;
 use crate::{DType, ElemCount, Error, Role, Unit};
 
@@ -253,7 +253,7 @@ fn region(
     check_size(unit, elements(blocks))?;
 
     let shards = shard_size as u64;
-    let Placement { shard_blocks, starts } = search::smallest(&extents, shards);
+    let ParamPlacing { shard_blocks, starts } = search::smallest(&extents, shards);
     let len = check_size(unit, elements(shard_blocks.saturating_mul(shards)))?;
     for (&index, start) in order.iter().zip(starts) {
         slots[index].start = check_size(unit, elements(start))?;

@@ -58,10 +58,10 @@
 //! All modules but [`step`] are private, and their items are exported here. A module imports only
 //! modules before it. In reading order: `rank`, `dtype` and `count` (basic types), `balance` (an
 //! even split), `spec` (the model's description), `error`, `mesh`, `check` (of a description),
-//! `layout` (places and pieces; its modules `place` and `search` implement the granularities of rows
-//! and blocks), `plan` (with the modules `schedule`, `traffic`, `memory`, `offload`, `saved`,
-//! `state`, `owners`, `update` and `fingerprint`), [`step`] (the order of a step), `parse` (values
-//! from text).
+//! `layout` (places and pieces; its modules `place` and `search` implement the granularities of
+//! rows and blocks), `plan` (with the modules `schedule`, `traffic`, `memory`, `options`, `owners`,
+//! `state`, `update` and `fingerprint`), [`step`] (the order of a step), `parse` (values from
+//! text).
 
 #![forbid(unsafe_code)]
 

@@ -4,9 +4,6 @@ use std::str::FromStr;
 
 use crate::{Accumulation, DType, Error, FullCopies, Mesh, Offload};
 
-#[cfg(test)]
-mod tests;
-
 impl FromStr for Mesh {
     type Err = Error;
 
@@ -72,4 +69,58 @@ impl FromStr for Offload {
 
 fn unparsable(what: &'static str, text: &str, expected: &'static str) -> Error {
     Error::Unparsable { what, text: text.to_owned(), expected }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mode_reads_what_it_writes() {
+        for mode in Accumulation::ALL {
+            assert_eq!(mode.to_string().parse::<Accumulation>(), Ok(mode));
+        }
+        for copies in FullCopies::ALL {
+            assert_eq!(copies.to_string().parse::<FullCopies>(), Ok(copies));
+        }
+        let error = "never".parse::<Accumulation>().unwrap_err().to_string();
+        let expected =
+            "`never` is not a valid accumulation mode: expected reduce-scatter, every or local";
+        assert_eq!(error, expected);
+    }
+
+    #[test]
+    fn a_dtype_reads_what_it_writes() {
+        for dtype in DType::ALL {
+            assert_eq!(dtype.to_string().parse::<DType>(), Ok(dtype));
+        }
+        let error = "F32".parse::<DType>().unwrap_err().to_string();
+        let expected =
+            "`F32` is not a valid dtype: expected f32, f16, bf16, f64, i32, i64, u32 or u64";
+        assert_eq!(error, expected);
+    }
+
+    #[test]
+    fn training_has_three_dtypes() {
+        let of_training = |dtype: &DType| DType::of_training(dtype.name()).is_ok();
+        let all: Vec<DType> = DType::ALL.into_iter().filter(of_training).collect();
+        assert_eq!(all, [DType::F32, DType::F16, DType::BF16]);
+        let error = DType::of_training("i32").unwrap_err().to_string();
+        let expected =
+            "`i32` is not a valid dtype of parameters and gradients: expected f32, bf16 or f16";
+        assert_eq!(error, expected);
+    }
+
+    #[test]
+    fn a_mesh_reads_what_it_writes() {
+        let mesh: Mesh = "2x16".parse().unwrap();
+        assert_eq!((mesh.replicate_size(), mesh.shard_size()), (2, 16));
+        assert_eq!(mesh.to_string(), "2x16");
+        for text in ["", "4", "2x", "x2", "2x3x4", "2 x 3", "-1x2", "2*3"] {
+            let error = text.parse::<Mesh>().unwrap_err().to_string();
+            let expected =
+                format!("`{text}` is not a valid mesh: expected REPLICATExSHARD, such as 2x3");
+            assert_eq!(error, expected);
+        }
+    }
 }

@@ -1,36 +1,31 @@
 //! The plan of a step: everything about it that is known before it runs.
 
-mod by_shard;
 mod fingerprint;
 mod memory;
-mod offload;
 mod options;
 mod owners;
-mod saved;
 mod schedule;
 mod state;
-mod sums;
 mod traffic;
 mod update;
 
 use std::sync::Arc;
 
 pub use self::memory::MemoryPlan;
-pub use self::offload::Offload;
-pub use self::options::{Accumulation, FullCopies, PlanOptions};
+pub use self::options::{Accumulation, FullCopies, Offload, PlanOptions};
 pub use self::owners::{Owners, Part, WholeMatrix, Wholes};
 use self::schedule::Schedule;
 pub use self::schedule::{Gather, Phase};
 pub use self::traffic::{Flow, Traffic};
+use self::update::UpdateFlows;
 pub use self::update::UpdatePlan;
-use self::update::Updates;
 use crate::check::MAX_ELEMENTS;
 use crate::{ByteCount, DType, Error, Mesh, ModelSpec, Piece, Rank, UnitId, UnitLayout};
 
 /// The layouts, the collective schedule and the exact costs of a step.
 ///
-/// A plan is a pure function of model, mesh and options. Ranks with equal inputs get equal plans, and
-/// they compare the [`fingerprint`](Self::fingerprint) to check it.
+/// A plan is a pure function of model, mesh and options. Ranks with equal inputs get equal plans,
+/// and they compare the [`fingerprint`](Self::fingerprint) to check it.
 ///
 /// ```text
 /// one microbatch of three units, the second kept after its forward
@@ -50,7 +45,7 @@ pub struct Plan {
     layouts: Vec<Arc<UnitLayout>>,
     schedule: Schedule,
     fingerprint: u64,
-    updates: Arc<Updates>,
+    updates: Arc<UpdateFlows>,
 }
 
 impl Plan {
@@ -76,11 +71,12 @@ impl Plan {
         let schedule = Schedule::of(&spec, spec.unit_ids().collect());
         let updates = Arc::default();
         let plan = Self { spec, mesh, options, layouts, schedule, fingerprint, updates };
-        Ok(Self { updates: Arc::new(Updates::of(&plan)), ..plan })
+        Ok(Self { updates: Arc::new(UpdateFlows::of(&plan)), ..plan })
     }
 
-    /// The same plan for a forward that uses the units in another order: only the schedule changes, and with it the memory of
-    /// gathered parameters. Ids of units, layouts and the [`fingerprint`](Self::fingerprint) stay as declared.
+    /// The same plan for a forward that uses the units in another order: only the schedule changes,
+    /// and with it the memory of gathered parameters. Ids of units, layouts and the
+    /// [`fingerprint`](Self::fingerprint) stay as declared.
     ///
     /// # Panics
     /// If `order` does not have each unit once.
@@ -135,35 +131,38 @@ impl Plan {
         &self.layouts
     }
 
-    /// A hash of the plan: equal plans have equal fingerprints, and different plans almost certainly
-    /// have different ones. It is the 64-bit xxh3 of a canonical encoding of model, mesh, options and
-    /// layouts, and the same on every platform. The optimizer [state](crate::Param::state) of parameters is not in it.
+    /// A hash of the plan: equal plans have equal fingerprints, and different plans almost
+    /// certainly have different ones. It is the 64-bit xxh3 of a canonical encoding of model, mesh,
+    /// options and layouts, and the same on every platform. The optimizer
+    /// [state](crate::Param::state) of parameters is not in it.
     #[must_use]
     pub const fn fingerprint(&self) -> u64 {
         self.fingerprint
     }
 
-    /// All units in the order of the forward: as declared, unless the plan is [in another order](Self::in_order).
+    /// All units in the order of the forward: as declared, unless the plan is [in another
+    /// order](Self::in_order).
     #[must_use]
     pub fn order(&self) -> &[UnitId] {
         &self.schedule.order
     }
 
-    /// A hash of the [order](Self::order), the 64-bit xxh3 of the units' ids, and the same on every platform.
+    /// A hash of the [order](Self::order), the 64-bit xxh3 of the units' ids, and the same on every
+    /// platform.
     #[must_use]
     pub fn order_digest(&self) -> u64 {
         fingerprint::of_order(&self.schedule.order)
     }
 
-    /// The gathers of one microbatch in the order of issue: all units for the forward, then the resharded units for the backward,
-    /// last unit first.
+    /// The gathers of one microbatch in the order of issue: all units for the forward, then the
+    /// resharded units for the backward, last unit first.
     #[must_use]
     pub fn gathers(&self) -> &[Gather] {
         &self.schedule.gathers
     }
 
-    /// The units that are reduced in one microbatch, in the order of issue: all units with a trainable
-    /// parameter, last unit first. All-reduces go in the same order.
+    /// The units that are reduced in one microbatch, in the order of issue: all units with a
+    /// trainable parameter, last unit first. All-reduces go in the same order.
     #[must_use]
     pub fn reductions(&self) -> &[UnitId] {
         &self.schedule.reductions
@@ -178,8 +177,8 @@ impl Plan {
         self.schedule.gathers_before(&self.spec, self.options.prefetch)
     }
 
-    /// The calls of `rank`, and the bytes that it receives, in one step of `microbatches` microbatches.
-    /// [`Traffic`] has the formulas.
+    /// The calls of `rank`, and the bytes that it receives, in one step of `microbatches`
+    /// microbatches. [`Traffic`] has the formulas.
     ///
     /// # Panics
     /// If `rank` is not in the mesh, or if a count exceeds `u64::MAX`.
@@ -188,9 +187,10 @@ impl Plan {
         traffic::of(self, rank, microbatches)
     }
 
-    /// The peak memory of each category in a step, in bytes, of a model in host memory. `optimizer` and `update` are those of the
-    /// rank with the most. All others are the same on every rank, except that with [`FullCopies::PerProcess`] rank 0 alone holds
-    /// `full`. [`MemoryPlan`] has the formulas.
+    /// The peak memory of each category in a step, in bytes, of a model in host memory. `optimizer`
+    /// and `update` are those of the rank with the most. All others are the same on every rank,
+    /// except that with [`FullCopies::PerProcess`] rank 0 alone holds `full`. [`MemoryPlan`] has
+    /// the formulas.
     ///
     /// # Panics
     /// If a count exceeds `u64::MAX`.
@@ -199,8 +199,9 @@ impl Plan {
         memory::of(self)
     }
 
-    /// The peak device memory of each category in a step, in bytes, of a model that lies on a device. Units are padded there. The
-    /// buffers in which collectives put data on the wire are not included.
+    /// The peak device memory of each category in a step, in bytes, of a model that lies on a
+    /// device. Units are padded there. The buffers in which collectives put data on the wire are
+    /// not included.
     ///
     /// # Panics
     /// If a count exceeds `u64::MAX`.
@@ -209,7 +210,8 @@ impl Plan {
         memory::on_device(self, offload)
     }
 
-    /// The peak of gathered parameters in one half of a microbatch, in bytes. The larger of the two halves is [`MemoryPlan::full`].
+    /// The peak of gathered parameters in one half of a microbatch, in bytes. The larger of the two
+    /// halves is [`MemoryPlan::full`].
     ///
     /// # Panics
     /// If a count exceeds `u64::MAX`.
@@ -218,8 +220,9 @@ impl Plan {
         memory::full_in(self, phase)
     }
 
-    /// The peak of gathered parameters in one half of a microbatch, in bytes, of a model that lies on a device. The larger of the two
-    /// halves is the `full` of [`memory_on_device`](Self::memory_on_device).
+    /// The peak of gathered parameters in one half of a microbatch, in bytes, of a model that lies
+    /// on a device. The larger of the two halves is the `full` of
+    /// [`memory_on_device`](Self::memory_on_device).
     ///
     /// # Panics
     /// If a count exceeds `u64::MAX`.
@@ -228,8 +231,9 @@ impl Plan {
         memory::full_in_on_device(self, phase)
     }
 
-    /// The host memory of each category, in bytes, of a model that lies on a device: the offloaded buffers, and the buffers for the
-    /// update of one unit at a time. With [`Offload::None`] all categories are 0 but `update`.
+    /// The host memory of each category, in bytes, of a model that lies on a device: the offloaded
+    /// buffers, and the buffers for the update of one unit at a time. With [`Offload::None`] all
+    /// categories are 0 but `update`.
     ///
     /// # Panics
     /// If a count exceeds `u64::MAX`.
@@ -238,8 +242,9 @@ impl Plan {
         memory::offloaded(self, offload)
     }
 
-    /// The bytes of optimizer state that `rank` keeps: [`State`](crate::State) has the formulas, and each average has an f32 for each trainable
-    /// element of the shard, with its padding. The maximum over all ranks is [`MemoryPlan::optimizer`].
+    /// The bytes of optimizer state that `rank` keeps: [`State`](crate::State) has the formulas,
+    /// and each average has an f32 for each trainable element of the shard, with its padding. The
+    /// maximum over all ranks is [`MemoryPlan::optimizer`].
     ///
     /// # Panics
     /// If the rank is not in the mesh.
@@ -248,8 +253,9 @@ impl Plan {
         ByteCount(state::by_shard(self).at(self.mesh.coordinate(rank).shard_index))
     }
 
-    /// The collectives of `rank` in an update: the exchange of parameters that owners update, with its memory, and the all-reduces of the
-    /// sums of factored state. [`UpdatePlan`] has the formulas.
+    /// The collectives of `rank` in an update: the exchange of parameters that owners update, with
+    /// its memory, and the all-reduces of the sums of factored state. [`UpdatePlan`] has the
+    /// formulas.
     ///
     /// # Panics
     /// If the rank is not in the mesh.
@@ -258,28 +264,30 @@ impl Plan {
         self.updates.at(self.mesh.coordinate(rank).shard_index, self.mesh.shard_size())
     }
 
-    /// The pieces of all parameters that a rank holds, without padding, in the order of units and of the shard buffers.
+    /// The pieces of all parameters that a rank holds, without padding, in the order of units and
+    /// of the shard buffers.
     ///
     /// # Panics
     /// If the rank is not in the mesh.
     #[must_use]
     pub fn pieces_of(&self, rank: Rank) -> Vec<(UnitId, Piece)> {
-        saved::pieces_in(self, rank, |len| 0..len)
+        state::pieces_in(self, rank, |len| 0..len)
     }
 
-    /// The pieces that a rank writes to a checkpoint. Replicas hold the same shards, and each replica writes a part of each, so all
-    /// ranks together write every element once.
+    /// The pieces that a rank writes to a checkpoint. Replicas hold the same shards, and each
+    /// replica writes a part of each, so all ranks together write every element once.
     ///
     /// # Panics
     /// If the rank is not in the mesh.
     #[must_use]
     pub fn pieces_saved_by(&self, rank: Rank) -> Vec<(UnitId, Piece)> {
-        saved::saved_by(self, rank)
+        state::saved_by(self, rank)
     }
 
-    /// The bytes that a rank holds for a checkpoint that is written while training goes on: a copy of the parameters and of the
-    /// optimizer state that it writes. That is 4 · Σ len over its [pieces](Self::pieces_saved_by), and over its trainable pieces
-    /// by their [state](crate::State)
+    /// The bytes that a rank holds for a checkpoint that is written while training goes on: a copy
+    /// of the parameters and of the optimizer state that it writes. That is 4 · Σ len over its
+    /// [pieces](Self::pieces_saved_by), and over its trainable pieces by their
+    /// [state](crate::State)
     ///
     /// | state | bytes |
     /// |---|---|
@@ -288,8 +296,9 @@ impl Plan {
     /// | `Muon`; `Factored` with fewer than two dims | 4 · len |
     /// | each average, of any state | 4 · len |
     ///
-    /// The first replica alone writes the state that belongs to no piece: `Owned(n)` 4 · n by the owner, and `Factored` with two dims or
-    /// more 4 · count · (rows + columns) by the rank that holds the parameter's first element.
+    /// The first replica alone writes the state that belongs to no piece: `Owned(n)` 4 · n by the
+    /// owner, and `Factored` with two dims or more 4 · count · (rows + columns) by the rank that
+    /// holds the parameter's first element.
     ///
     /// # Panics
     /// If the rank is not in the mesh, or a count exceeds `u64::MAX`.

@@ -1,19 +1,17 @@
 //! The comparison of the records of all ranks. Pure: it reads records, and knows no world.
 //!
-//! In reading order: `operations` (the ranks that issued each), `stalls` (the ranks that wait for others), `lateness` (the slow ranks), `words`.
+//! In reading order: the operations (the ranks that issued each), the ranks that wait for others, the
+//! slow ranks; `words`.
 
-mod lateness;
-mod operations;
-mod stalls;
 mod words;
 
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use hsdp_sharding::Rank;
 
-use self::operations::Operations;
-use crate::{FlightEntry, FlightRecord, ModelLabel};
+use crate::{FlightEntry, FlightRecord, FlightState, GroupId, ModelLabel};
 
 /// The result of comparing the records of a world's ranks. Displayed in a few lines:
 ///
@@ -163,8 +161,8 @@ pub fn explain(records: &[FlightRecord]) -> Explanation {
     let of_several = || operations.iter().filter(|operation| operation.members.len() > 1);
     let whole: Vec<_> = of_several().filter(|operation| operation.is_known()).collect();
     let partly = of_several().filter(|operation| operations.have_lost(operation));
-    let finding = mismatch(&operations).or_else(|| stalls::first(&operations));
-    let (lateness, often_last) = lateness::of(&whole);
+    let finding = mismatch(&operations).or_else(|| first_stall(&operations));
+    let (lateness, often_last) = lateness_of(&whole);
     let ends = operations.records().filter_map(|it| Some((it.end.clone()?, it.rank)));
     let entries = operations.records().flat_map(|record| &record.entries);
     let models: BTreeSet<ModelLabel> = entries.filter_map(|entry| entry.tag.model).collect();
@@ -207,4 +205,285 @@ fn together(
         }
     }
     together.into_iter()
+}
+
+/// Nanoseconds since 1970, which can be compared across processes.
+type UnixTime = u128;
+
+/// Group, epoch and sequence number, which the entries of an operation have in common.
+type OperationKey = (GroupId, u64, u64);
+
+/// The lowest number that a ring still has, by rank, group and epoch.
+type Lowest = BTreeMap<(Rank, GroupId, u64), u64>;
+
+/// The records of all ranks, and their entries by operation.
+struct Operations<'a> {
+    size: usize,
+    left_out: Vec<Rank>,
+    records: BTreeMap<Rank, &'a FlightRecord>,
+    lowest: Lowest,
+    operations: BTreeMap<OperationKey, OperationSeen<'a>>,
+}
+
+/// One operation, as the ranks see it that issued it.
+struct OperationSeen<'a> {
+    key: OperationKey,
+    /// The members, in order; the issuers, if no record lists the group.
+    members: Vec<Rank>,
+    /// The issuers, each with its record and its entry there.
+    issued: BTreeMap<Rank, (&'a FlightRecord, &'a FlightEntry)>,
+    /// The time of the first issue.
+    began: UnixTime,
+}
+
+impl OperationSeen<'_> {
+    /// Whether there is an entry of each member.
+    fn is_known(&self) -> bool {
+        self.members.iter().all(|rank| self.issued.contains_key(rank))
+    }
+
+    /// The issuers, in order.
+    fn issuers(&self) -> impl Iterator<Item = (Rank, &FlightEntry)> {
+        self.issued.iter().map(|(rank, (_, entry))| (*rank, *entry))
+    }
+
+    fn entries(&self) -> impl Iterator<Item = &FlightEntry> {
+        self.issuers().map(|(_, entry)| entry)
+    }
+
+    /// The entry of the first issuer.
+    fn first(&self) -> &FlightEntry {
+        self.entries().next().expect("an operation has an issuer")
+    }
+
+    /// The last issuer, its entry, and the time from the median issue of the others until its own; `None` if there are no others.
+    fn last(&self) -> Option<(Rank, &FlightEntry, Duration)> {
+        let issued = self.issued.iter();
+        let mut times: Vec<(UnixTime, Rank, &FlightEntry)> = issued
+            .map(|(rank, (record, entry))| (record.unix_ns(entry.issued_ns), *rank, *entry))
+            .collect();
+        times.sort_unstable_by_key(|(time, rank, _)| (*time, *rank));
+        let (last, rank, entry) = times.pop()?;
+        let (median, ..) = times.get(times.len().checked_sub(1)? / 2)?;
+        Some((rank, entry, since(*median, last)))
+    }
+
+    /// Whether all issuers are done with it.
+    fn is_over(&self) -> bool {
+        self.entries().all(|entry| entry.state == FlightState::Complete)
+    }
+
+    fn is_waited_for(&self) -> bool {
+        self.entries().any(FlightEntry::is_waited_for)
+    }
+
+    /// The time from the first wait for the operation until its issuers gave up; `None` if no rank waits.
+    fn waited(&self) -> Option<Duration> {
+        let waits = self.issued.values().filter(|(_, entry)| entry.is_waited_for());
+        let began = waits.filter_map(|(record, entry)| Some(record.unix_ns(entry.waited_ns?)));
+        Some(since(began.min()?, self.end()))
+    }
+
+    /// The time at which the issuers gave up, or at which the last of their records was taken.
+    fn end(&self) -> UnixTime {
+        let ends = self.issued.values();
+        let ends = ends.map(|(it, entry)| it.unix_ns(entry.settled_ns.unwrap_or(it.taken_ns)));
+        ends.max().unwrap_or(0)
+    }
+}
+
+impl<'a> Operations<'a> {
+    fn of(records: &'a [FlightRecord]) -> Self {
+        let mut newest_first: Vec<&FlightRecord> = records.iter().collect();
+        newest_first.sort_by_key(|it| (Reverse(it.unix_ns(it.taken_ns)), it.rank));
+        let newest = newest_first.first().copied();
+        let size = newest.map_or(0, |record| record.size);
+        let is_older = |it: &FlightRecord| newest.and_then(|newest| it.time_until_world_of(newest));
+        let (mut records, mut left_out) = (BTreeMap::new(), Vec::new());
+        for record in newest_first {
+            let is_of_the_world = record.size == size && is_older(record).is_none();
+            if is_of_the_world && !records.contains_key(&record.rank) {
+                records.insert(record.rank, record);
+            } else {
+                left_out.push(record.rank);
+            }
+        }
+        let (lowest, operations) = by_operation(&records);
+        Self { size, left_out, records, lowest, operations }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &OperationSeen<'a>> {
+        self.operations.values()
+    }
+
+    fn records(&self) -> impl Iterator<Item = &'a FlightRecord> {
+        self.records.values().copied()
+    }
+
+    fn without_record(&self) -> Vec<Rank> {
+        let ranks = (0..self.size).map(Rank::new);
+        ranks.filter(|rank| !self.records.contains_key(rank)).collect()
+    }
+
+    /// Whether some rank has left this operation's epoch behind: it belongs to an aborted step.
+    fn is_of_the_past(&self, operation: &OperationSeen<'_>) -> bool {
+        let (_, epoch, _) = operation.key;
+        self.records().any(|record| record.epoch > epoch)
+    }
+
+    /// Whether the part of some member is unknown: its record is lost, or its ring too short.
+    fn have_lost(&self, operation: &OperationSeen<'_>) -> bool {
+        let absent = operation.members.iter().filter(|rank| !operation.issued.contains_key(rank));
+        absent.into_iter().any(|rank| self.lost(operation, *rank).is_some())
+    }
+
+    /// The reason why the part of a member without an entry is unknown, if it is. FLIGHT.md.
+    fn lost(&self, operation: &OperationSeen<'_>, rank: Rank) -> Option<Presence> {
+        let Some(record) = self.records.get(&rank) else { return Some(Presence::NoRecord) };
+        let (group, epoch, sequence) = operation.key;
+        let may_be_older = match (self.lowest.get(&(rank, group, epoch)), record.entries.first()) {
+            (Some(lowest), _) => sequence < *lowest,
+            (None, Some(oldest)) => operation.began < record.unix_ns(oldest.issued_ns),
+            (None, None) => true,
+        };
+        (record.overwritten > 0 && may_be_older).then_some(Presence::Overwritten)
+    }
+
+    /// The parts of an operation's members, in order.
+    fn members(&self, operation: &OperationSeen<'_>) -> impl Iterator<Item = MemberFinding> {
+        let end = operation.end();
+        operation.members.iter().map(move |rank| {
+            let not_issued = || Presence::NotIssued(self.last_issued(*rank, operation, end));
+            let presence = match operation.issued.get(rank) {
+                Some((_, entry)) => Presence::Issued(Box::new(**entry)),
+                None => self.lost(operation, *rank).unwrap_or_else(not_issued),
+            };
+            MemberFinding { rank: *rank, presence }
+        })
+    }
+
+    /// The last operation of a rank that has not issued `operation`, seen at `end`; and the operation for which the rank waits, or
+    /// waited when the world ended: not `operation`, and none of an earlier epoch.
+    fn last_issued(
+        &self,
+        rank: Rank,
+        operation: &OperationSeen<'_>,
+        end: UnixTime,
+    ) -> Option<LastIssued> {
+        let record = self.records.get(&rank)?;
+        let last = record.entries.last()?;
+        let waits = |entry: &&FlightEntry| {
+            key_of(entry) != operation.key && entry.epoch == record.epoch && entry.is_waited_for()
+        };
+        Some(LastIssued {
+            operation: Box::new(*last),
+            ago: since(record.unix_ns(last.issued_ns), end),
+            waits_in: record.entries.iter().find(waits).copied().map(Box::new),
+        })
+    }
+}
+
+/// The time from `earlier` until `later`.
+fn since(earlier: UnixTime, later: UnixTime) -> Duration {
+    let ns = later.saturating_sub(earlier);
+    Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
+}
+
+fn key_of(entry: &FlightEntry) -> OperationKey {
+    (entry.group, entry.epoch, entry.sequence)
+}
+
+fn by_operation<'a>(
+    records: &BTreeMap<Rank, &'a FlightRecord>,
+) -> (Lowest, BTreeMap<OperationKey, OperationSeen<'a>>) {
+    let groups = records.values().flat_map(|record| &record.groups);
+    let members: BTreeMap<GroupId, &[Rank]> = groups.map(|it| (it.id, &*it.ranks)).collect();
+    let (mut lowest, mut operations) = (Lowest::new(), BTreeMap::new());
+    for (rank, record) in records {
+        for entry in &record.entries {
+            let first = lowest.entry((*rank, entry.group, entry.epoch)).or_insert(entry.sequence);
+            *first = entry.sequence.min(*first);
+            if !meets_others(entry, &members) {
+                continue;
+            }
+            let (key, began) = (key_of(entry), record.unix_ns(entry.issued_ns));
+            let (members, issued) = (Vec::new(), BTreeMap::new());
+            let new = OperationSeen { key, members, issued, began };
+            let operation = operations.entry(key).or_insert(new);
+            operation.began = operation.began.min(began);
+            operation.issued.entry(*rank).or_insert((*record, entry));
+        }
+    }
+    for operation in operations.values_mut() {
+        let known = members.get(&operation.key.0).map(|ranks| ranks.to_vec());
+        operation.members = known.unwrap_or_else(|| operation.issued.keys().copied().collect());
+    }
+    (lowest, operations)
+}
+
+/// A transfer of a rank to itself has two entries of one rank, which never differ. A call that was refused because its epoch was
+/// over, before it got a number, meets no other.
+fn meets_others(entry: &FlightEntry, members: &BTreeMap<GroupId, &[Rank]>) -> bool {
+    let to_itself = members.get(&entry.group).is_some_and(|it| it.len() == 2 && it[0] == it[1]);
+    !to_itself && entry.sequence != u64::MAX
+}
+
+/// The first operation in which ranks wait in vain, for a reason that lies there.
+///
+/// Ranks that wait for a rank that waits elsewhere do so because of the operation there: operations that they wait for come later, and
+/// are found only if ranks wait for each other. Operations without a waiting rank come last: they say something only if the
+/// world ended before any rank began to wait.
+fn first_stall(operations: &Operations<'_>) -> Option<Finding> {
+    let stalled = operations.iter().filter(|operation| is_stalled(operations, operation));
+    let candidates = stalled.map(|operation| (operation, absent(operations, operation)));
+    let order = |(operation, absent): &(&OperationSeen<'_>, Vec<MemberFinding>)| {
+        let elsewhere = !absent.is_empty() && absent.iter().all(waits_elsewhere);
+        (!operation.is_waited_for(), elsewhere, operation.began)
+    };
+    let (operation, absent) = candidates.min_by_key(order)?;
+    let first = Box::new(*operation.first());
+    if absent.is_empty() {
+        return Some(Finding::Unfinished { operation: first, ranks: operation.members.clone() });
+    }
+    let waited = operation.waited();
+    let waits = operation.issuers().filter(|(_, it)| waited.is_none() || it.is_waited_for());
+    let waiting = waits.map(|(rank, _)| rank).collect();
+    Some(Finding::Missing { operation: first, waiting, waited, absent })
+}
+
+/// Whether it does not complete, though a rank waits for it, or the world has ended.
+fn is_stalled(operations: &Operations<'_>, operation: &OperationSeen<'_>) -> bool {
+    !operation.is_over()
+        && !operations.is_of_the_past(operation)
+        && (operation.is_waited_for() || operations.records().any(|record| record.end.is_some()))
+}
+
+/// The members that have not issued it, as far as is known.
+fn absent(operations: &Operations<'_>, operation: &OperationSeen<'_>) -> Vec<MemberFinding> {
+    let members = operations.members(operation);
+    members.filter(|member| !matches!(member.presence, Presence::Issued(_))).collect()
+}
+
+fn waits_elsewhere(member: &MemberFinding) -> bool {
+    match &member.presence {
+        Presence::NotIssued(Some(last)) => last.waits_in.is_some(),
+        Presence::Overwritten => true,
+        _ => false,
+    }
+}
+
+/// The largest lateness, and the rank that was the last most often, of operations that all members have issued.
+fn lateness_of(operations: &[&OperationSeen<'_>]) -> (Option<Lateness>, Option<OftenLast>) {
+    let mut times: BTreeMap<Rank, usize> = BTreeMap::new();
+    let mut worst: Option<Lateness> = None;
+    let mut count = 0;
+    for (rank, entry, late) in operations.iter().filter_map(|operation| operation.last()) {
+        *times.entry(rank).or_default() += 1;
+        count += 1;
+        if worst.as_ref().is_none_or(|worst| late > worst.late) {
+            worst = Some(Lateness { rank, late, operation: Box::new(*entry) });
+        }
+    }
+    let often = times.into_iter().max_by_key(|(rank, times)| (*times, Reverse(*rank)));
+    (worst, often.map(|(rank, times)| OftenLast { rank, times, of: count }))
 }

@@ -21,36 +21,26 @@
 //! # Ok::<(), hsdp_flight::FlightError>(())
 //! ```
 //!
-//! In reading order: `names` (enums that go by names), `op`, `tag`, `descriptor`; `ending` and `ring` (written while ranks run);
-//! `record` (a copy of a ring), `json` (a record as text), `file`; `explain`. FLIGHT.md beside the sources has the
-//! rules of the ring.
+//! In reading order: `op`, `tag`, `descriptor`; `ring` (written while ranks run); `record` (a copy of a
+//! ring, as text and in a file); `explain`. FLIGHT.md beside the sources has the rules of the ring.
 
 #![forbid(unsafe_code)]
 
 #[macro_use]
-mod names;
+mod op;
 
 mod descriptor;
-mod ending;
 mod explain;
-mod file;
-mod json;
-mod object;
-mod op;
 mod record;
 mod ring;
-mod sync;
 mod tag;
 
 pub use self::descriptor::{Counts, Descriptor, GroupId};
-pub use self::ending::Ending;
 pub use self::explain::{
     Explanation, Finding, LastIssued, Lateness, MemberFinding, OftenLast, Presence, WorldEnd,
     explain,
 };
-pub use self::json::FlightError;
-pub use self::object::{ModelLabel, ModelName, Part, PartKind};
 pub use self::op::{Channel, Op, Reduction};
-pub use self::record::{FlightEntry, FlightGroup, FlightRecord, FlightState};
-pub use self::ring::{EntryNumber, Origin, Recorder};
-pub use self::tag::{Stage, Tag};
+pub use self::record::{FlightEntry, FlightError, FlightGroup, FlightRecord, FlightState};
+pub use self::ring::{Ending, EntryNumber, Origin, Recorder};
+pub use self::tag::{ModelLabel, ModelName, Part, PartKind, Stage, Tag};

@@ -1,6 +1,9 @@
 //! The content of a record: a copy of a rank's ring, and the rank's present place.
 
 use std::fmt;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hsdp_kernels::Scaling;
@@ -182,4 +185,173 @@ impl fmt::Display for FlightEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.descriptor().fmt(f)
     }
+}
+
+/// The version of the text. It goes up when a reader of the former version would misunderstand it.
+const VERSION: u64 = 1;
+
+/// Longer texts are refused: many times the text of the largest ring.
+pub(crate) const MAX_BYTES: u64 = 64 << 20;
+
+/// Records of larger worlds are refused: an explanation takes memory for each rank.
+const MAX_SIZE: usize = 1 << 20;
+
+/// The reason why a text or a file cannot be read as a flight record.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FlightError {
+    /// It is not JSON, or a field is missing or invalid.
+    #[error("not a flight record: {problem}")]
+    Malformed {
+        /// The problem, and where it is.
+        problem: String,
+    },
+    /// It was written by another version of this library.
+    #[error("a flight record of version {found}; this library reads version {known}")]
+    Version {
+        /// Its version.
+        found: u64,
+        /// The one that can be read.
+        known: u64,
+    },
+    /// It is too long to be read.
+    #[error("a flight record of {bytes} bytes; at most {limit} are read")]
+    TooLong {
+        /// Its length.
+        bytes: u64,
+        /// The largest length.
+        limit: u64,
+    },
+    /// The file could not be read.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: std::path::PathBuf,
+        /// The error of the system.
+        source: std::io::Error,
+    },
+}
+
+#[derive(Serialize)]
+struct Written<'a> {
+    version: u64,
+    #[serde(flatten)]
+    record: &'a FlightRecord,
+}
+
+#[derive(Deserialize)]
+struct Version {
+    version: u64,
+}
+
+impl FlightRecord {
+    /// The record as JSON, with a version.
+    ///
+    /// # Panics
+    /// Never: JSON can represent every record.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        let written = Written { version: VERSION, record: self };
+        serde_json::to_string(&written).expect("numbers, names and lists")
+    }
+
+    /// Reads a record that [`to_json`](Self::to_json) has written.
+    ///
+    /// # Errors
+    /// [`FlightError::TooLong`], [`FlightError::Version`], or [`FlightError::Malformed`] with line and column, or with
+    /// the numbers that do not fit together.
+    pub fn from_json(text: &str) -> Result<Self, FlightError> {
+        check_length(text.len() as u64)?;
+        let Version { version } = parsed(text)?;
+        if version != VERSION {
+            return Err(FlightError::Version { found: version, known: VERSION });
+        }
+        let record: Self = parsed(text)?;
+        record.check().map_err(|problem| FlightError::Malformed { problem })?;
+        Ok(record)
+    }
+
+    /// Whether its numbers fit together; if not, the reason.
+    fn check(&self) -> Result<(), String> {
+        let Self { rank, size, .. } = *self;
+        if size > MAX_SIZE {
+            return Err(format!("a world of {size} ranks; at most {MAX_SIZE} are read"));
+        }
+        if rank.index() >= size {
+            return Err(format!("rank {rank} of a world of {size}"));
+        }
+        for FlightGroup { id, ranks, .. } in &self.groups {
+            if let Some(member) = ranks.iter().find(|member| member.index() >= size) {
+                return Err(format!("group {id} has rank {member} of a world of {size}"));
+            }
+        }
+        let mut numbers = self.entries.iter().map(|entry| entry.number).zip(self.overwritten..);
+        match numbers.find(|(number, expected)| number != expected) {
+            Some((number, expected)) => {
+                Err(format!("entry {number} stands where {expected} belongs"))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Refuses texts of more than the most bytes.
+pub(crate) fn check_length(bytes: u64) -> Result<(), FlightError> {
+    match MAX_BYTES {
+        limit if bytes > limit => Err(FlightError::TooLong { bytes, limit }),
+        _ => Ok(()),
+    }
+}
+
+fn parsed<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, FlightError> {
+    let malformed =
+        |error: serde_json::Error| FlightError::Malformed { problem: error.to_string() };
+    serde_json::from_str(text).map_err(malformed)
+}
+
+impl FlightRecord {
+    /// Writes the record as `rank-<n>.json` into a folder, and returns the path of the file. The folder is made if it
+    /// does not exist.
+    ///
+    /// The file gets its name when it is complete, and replaces a file of an earlier world.
+    ///
+    /// # Errors
+    /// The error of the system, if the folder or the file cannot be written.
+    pub fn write_to(&self, folder: &Path) -> io::Result<PathBuf> {
+        fs::create_dir_all(folder)?;
+        let path = folder.join(format!("rank-{}.json", self.rank));
+        let unfinished = folder.join(format!(".rank-{}.json.{}", self.rank, std::process::id()));
+        let written = fs::write(&unfinished, self.to_json());
+        let named = written.and_then(|()| fs::rename(&unfinished, &path));
+        if named.is_err() {
+            let _ = fs::remove_file(&unfinished);
+        }
+        named.map(|()| path)
+    }
+
+    /// Reads a record from a regular file.
+    ///
+    /// # Errors
+    /// [`FlightError::Io`] if the file cannot be read, or is a FIFO, a device or a directory; the errors of [`from_json`](Self::from_json).
+    pub fn read_from(path: &Path) -> Result<Self, FlightError> {
+        let failed = |source| FlightError::Io { path: path.to_owned(), source };
+        let file = open(path).map_err(failed)?;
+        let found = file.metadata().map_err(failed)?;
+        if !found.is_file() {
+            return Err(failed(io::Error::other("it is not a regular file")));
+        }
+        check_length(found.len())?;
+        let mut text = String::new();
+        // It may grow meanwhile.
+        file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
+        Self::from_json(&text)
+    }
+}
+
+/// Opens a file without a wait for the other end of a FIFO.
+fn open(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
+    options.read(true).open(path)
 }

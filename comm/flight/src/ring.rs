@@ -1,19 +1,26 @@
-//! The ring of a rank: its last operations, written while it runs.
+//! The ring of a rank: its last operations, written while it runs; and the end of an operation, for the
+//! rings of all its members.
 //!
-//! An entry costs a reading of the clock, and a copy under a lock that only readers of records take besides. Nothing is
-//! allocated after the world was made, except for a group that the rank issues on for the first time.
+//! An entry costs a reading of the clock, and a copy under a lock that only readers of records take
+//! besides. Nothing is allocated after the world was made, except for a group that the rank issues on for
+//! the first time.
+//!
+//! Under `--cfg shuttle` the lock and the atomics are those of a model checker.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
+#[cfg(not(shuttle))]
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use hsdp_sharding::Rank;
+#[cfg(not(shuttle))]
+use parking_lot::Mutex;
+#[cfg(shuttle)]
+use shuttle::sync::atomic::{AtomicU64, Ordering};
 
-use crate::sync::Mutex;
-use crate::{
-    Channel, Descriptor, Ending, FlightEntry, FlightGroup, FlightRecord, FlightState, GroupId,
-};
+use crate::{Channel, Descriptor, FlightEntry, FlightGroup, FlightRecord, FlightState, GroupId};
 
 /// The most entries of a ring, whatever the options say: a record of them is still a file that can be read.
 const MAX_ENTRIES: usize = 1 << 16;
@@ -229,6 +236,59 @@ impl Default for Recorder {
 impl fmt::Debug for Recorder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Recorder").field("capacity", &self.capacity).finish_non_exhaustive()
+    }
+}
+
+/// A lock that does not remember panics, as `parking_lot`'s.
+#[cfg(shuttle)]
+#[derive(Default)]
+pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
+
+#[cfg(shuttle)]
+impl<T> Mutex<T> {
+    #[track_caller]
+    pub(crate) fn new(value: T) -> Self {
+        Self(shuttle::sync::Mutex::new(value))
+    }
+
+    pub(crate) fn lock(&self) -> shuttle::sync::MutexGuard<'_, T> {
+        self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// The state in which an operation ended, and the time: written once, by the thread that settles it, and read where the members'
+/// entries are.
+///
+/// Both are in one word, so that a reader who sees the end sees the state: the time above, the state in the two lowest bits.
+#[derive(Debug, Default)]
+pub struct Ending(AtomicU64);
+
+/// The bits of a state. Those of [`FlightState::Issued`] are zero, as is the word before the end.
+const STATE_BITS: u32 = 2;
+
+impl Ending {
+    /// The operation has ended in this state, which is not `Issued`, at `now`. A thread that sees the end sees all that the settling
+    /// thread did before.
+    #[inline]
+    pub fn write(&self, state: FlightState, now: u64) {
+        debug_assert_ne!(state, FlightState::Issued, "an end");
+        self.0.store((now << STATE_BITS) | state as u64, Ordering::Release);
+    }
+
+    /// Whether the operation has ended.
+    #[inline]
+    #[must_use]
+    pub fn is_written(&self) -> bool {
+        self.0.load(Ordering::Acquire) != FlightState::Issued as u64
+    }
+
+    /// The state and the time, once they are written.
+    #[inline]
+    pub(crate) fn read(&self) -> Option<(FlightState, u64)> {
+        let word = self.0.load(Ordering::Acquire);
+        let bits = word & ((1 << STATE_BITS) - 1);
+        let state = FlightState::ALL.into_iter().find(|state| *state as u64 == bits)?;
+        (state != FlightState::Issued).then_some((state, word >> STATE_BITS))
     }
 }
 

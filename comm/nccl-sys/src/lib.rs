@@ -20,9 +20,8 @@
 //! "Since" names the first release that has an item, among all releases from 2.18.1 to 2.32.3 that have a tag on GitHub
 //! (NVIDIA/nccl, up to 2.30.7) or a package on PyPI (`nvidia-nccl-cu12`, `nvidia-nccl-cu13`).
 //!
-//! A module imports only modules before it. In reading order: `version`; `declare` (the macros);
-//! `numbers`, `structs`; `error`, `library` (one that was opened), `functions`, `load`; [`declared`]
-//! (the declarations as text, for the test).
+//! In reading order: `macros`, `declarations`, `load`; [`declared`] has the declarations as text, for
+//! the test.
 
 #![allow(
     non_camel_case_types,
@@ -32,25 +31,46 @@
 )]
 
 #[macro_use]
-mod declare;
+mod macros;
 
-pub mod declared;
-mod error;
-mod functions;
-mod library;
+mod declarations;
 mod load;
-mod numbers;
-mod structs;
-mod version;
 
-pub use self::error::{Attempt, Error};
-pub use self::functions::Functions;
-pub use self::load::Nccl;
-pub use self::numbers::{
-    NCCL_API_MAGIC, NCCL_CONFIG_UNDEF_INT, NCCL_UNIQUE_ID_BYTES, ncclDataType_t, ncclRedOp_t,
-    ncclResult_t,
+/// The declarations of this crate as text: the tokens that the compiler sees. `tests/header` compares
+/// them with `nccl.h`.
+///
+/// Types are written as in Rust, without spaces of their own: `*const c_void`,
+/// `[c_char; NCCL_UNIQUE_ID_BYTES]`. `since` is the first version that has an item, or
+/// [`Version::OLDEST`](crate::Version::OLDEST) if the item is older.
+pub mod declared {
+    pub use crate::macros::{Field, Function, Number, Struct};
+    use crate::{declarations, load};
+
+    /// All declarations.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Declarations {
+        /// Functions.
+        pub functions: &'static [Function],
+        /// Constants of enums, and other constants. An enum that functions return is declared as a whole.
+        pub numbers: &'static [&'static [Number]],
+        /// Structs.
+        pub structs: &'static [Struct],
+        /// Names of pointers to private types of NCCL.
+        pub handles: &'static [&'static str],
+    }
+
+    /// The declarations of this crate.
+    pub const ALL: Declarations = Declarations {
+        functions: load::FUNCTIONS,
+        numbers: declarations::NUMBERS,
+        structs: declarations::STRUCTS,
+        handles: &["ncclComm_t"],
+    };
+}
+
+pub use self::declarations::{
+    CUstream_st, NCCL_API_MAGIC, NCCL_CONFIG_UNDEF_INT, NCCL_UNIQUE_ID_BYTES, cudaStream_t,
+    ncclComm, ncclComm_t, ncclConfig_t, ncclDataType_t, ncclRedOp_t, ncclResult_t, ncclUniqueId,
 };
-pub use self::structs::{
-    CUstream_st, cudaStream_t, ncclComm, ncclComm_t, ncclConfig_t, ncclUniqueId,
-};
-pub use self::version::Version;
+pub use self::load::{Attempt, Error, Functions, Nccl};
+pub use self::macros::Version;

@@ -7,11 +7,10 @@ use hsdp_sharding::Rank;
 
 use super::losses::{COORDINATOR, end_of, losses_of};
 use super::member::Member;
-use crate::Error;
 use crate::remote::{
     Answer, Buffer, Cause, Loss, Message, Pool, Transport, TransportError, Waker, copied,
 };
-use crate::sync;
+use crate::{Error, sync};
 
 /// The time between two looks at the other ranks.
 const PERIOD: Duration = Duration::from_millis(100);

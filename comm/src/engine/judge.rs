@@ -1,23 +1,16 @@
 //! Finds the ranks that keep others from going on, in the states of all ranks. JUDGE.md.
 
-mod circle;
-mod issued;
 mod state;
-#[cfg(test)]
-mod tests;
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use hsdp_sharding::Rank;
+use serde::{Deserialize, Serialize};
 
-use self::circle::circle;
-pub(crate) use self::issued::Issued;
-#[cfg(test)]
-pub(crate) use self::issued::Numbers;
 pub(crate) use self::state::{MemberWait, RankState, Rolled, Wait, WaitKey};
-use crate::mismatch::{Mismatch, MismatchRow};
+use crate::mismatch::{Mismatch, MismatchRow, Wanted};
 use crate::{Descriptor, Error, GroupId};
 
 /// States of ranks, each from some moment of one look. A rank without a state counts as one that has issued nothing and waits for
@@ -26,7 +19,7 @@ pub(crate) type Look = BTreeMap<Rank, RankState>;
 
 /// Why no rank may ever go on.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Finding {
+pub(crate) enum JudgeFinding {
     /// Ranks have other hashes after this call of a group, and after none before it that they still have.
     Differ(GroupId, u64),
     /// A rank has left, and another waits for it in this operation.
@@ -36,11 +29,13 @@ pub(crate) enum Finding {
 }
 
 /// Judges the states of two looks, of which `before` ended before `look` began.
-pub(crate) fn judge(look: &Look, before: &Look) -> Option<Finding> {
+pub(crate) fn judge(look: &Look, before: &Look) -> Option<JudgeFinding> {
     difference(look)
-        .map(|(group, index)| Finding::Differ(group, index))
+        .map(|(group, index)| JudgeFinding::Differ(group, index))
         .or_else(|| left(look, before))
-        .or_else(|| Some(circle(look, before)).filter(|rows| !rows.is_empty()).map(Finding::Circle))
+        .or_else(|| {
+            Some(circle(look, before)).filter(|rows| !rows.is_empty()).map(JudgeFinding::Circle)
+        })
 }
 
 /// The error that says that these ranks wait for each other.
@@ -84,7 +79,7 @@ pub(crate) fn uneven(look: &Look, mut groups: impl Iterator<Item = GroupId>) -> 
 }
 
 /// A rank that has left, and that another waits for in both looks.
-fn left(look: &Look, before: &Look) -> Option<Finding> {
+fn left(look: &Look, before: &Look) -> Option<JudgeFinding> {
     if !look.values().any(|state| state.has_left) {
         return None;
     }
@@ -96,7 +91,7 @@ fn left(look: &Look, before: &Look) -> Option<Finding> {
         waits.find_map(|wait| {
             let lasts = state.may_wait(wait) && waits_still(*rank, wait, before);
             let gone = gone(wait).filter(|_| lasts)?;
-            Some(Finding::Left(gone, Arc::clone(&wait.operation)))
+            Some(JudgeFinding::Left(gone, Arc::clone(&wait.operation)))
         })
     })
 }
@@ -156,3 +151,103 @@ pub(crate) fn reached(waits: &[Wait], state: impl Fn(Rank) -> RankState) -> Look
     }
     look
 }
+
+/// The waits that never end, by rank; none if there is an order in which all ranks go on.
+///
+/// A wait never ends if one of its edges leads to a rank whose issuer is in a wait that never ends.
+fn circle(look: &Look, before: &Look) -> Vec<MismatchRow> {
+    let mut stuck = in_both(look, before);
+    loop {
+        let of_issuers = stuck.iter().filter(|(_, wait)| wait.is_of_issuer);
+        let issuers: BTreeSet<Rank> = of_issuers.map(|(rank, _)| *rank).collect();
+        let (count, mut short) = (stuck.len(), BTreeMap::new());
+        stuck.retain(|(rank, wait)| {
+            // One list for all that wait in one operation.
+            let short = short.entry(wait.key()).or_insert_with(|| short_of(look, wait, &issuers));
+            let is_stuck = |other: &Rank| wait.missing.contains(other);
+            short.iter().any(is_stuck) || (issuers.contains(rank) && is_stuck(rank))
+        });
+        if stuck.len() == count {
+            return rows(look, &stuck);
+        }
+    }
+}
+
+/// The waits that are in both looks, and that no end of an epoch ends.
+fn in_both<'a>(look: &'a Look, before: &Look) -> Vec<(Rank, &'a MemberWait)> {
+    let mut waits = Vec::new();
+    for (rank, state) in look {
+        let lasts = |it: &&MemberWait| state.may_wait(it) && waits_still(*rank, it, before);
+        waits.extend(state.members().filter(lasts).map(|wait| (*rank, wait)));
+    }
+    waits
+}
+
+/// The ranks of the same epoch among `issuers` that have not issued the operation of this wait.
+fn short_of(look: &Look, wait: &MemberWait, issuers: &BTreeSet<Rank>) -> Vec<Rank> {
+    let is_short = |rank: &Rank| {
+        let state = &look[rank];
+        state.epoch == wait.operation.epoch && !state.has_issued(wait)
+    };
+    issuers.iter().copied().filter(is_short).collect()
+}
+
+/// The row of each rank: the wait of its issuer, if that never ends.
+fn rows(look: &Look, stuck: &[(Rank, &MemberWait)]) -> Vec<MismatchRow> {
+    let mut waits = BTreeMap::new();
+    for (rank, wait) in stuck {
+        if wait.is_of_issuer || !waits.contains_key(rank) {
+            waits.insert(*rank, *wait);
+        }
+    }
+    let row = |(rank, wait): (Rank, &MemberWait)| {
+        let missing = edges(look, rank, wait).collect();
+        MismatchRow {
+            rank,
+            wanted: Wanted::Waiting { operation: Arc::clone(&wait.operation), missing },
+        }
+    };
+    waits.into_iter().map(row).collect()
+}
+
+/// The operations that a rank has issued, by group: the numbers of a group come in order, except where a fault swaps them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Issued(pub(crate) BTreeMap<GroupId, Numbers>);
+
+/// The numbers of a group's operations in the last epoch in which the rank has issued on it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Numbers {
+    pub(crate) epoch: u64,
+    pub(crate) next: u64,
+    /// Those below `next` that were left out.
+    pub(crate) skipped: BTreeSet<u64>,
+}
+
+impl Issued {
+    pub(crate) fn note(&mut self, descriptor: &Descriptor) {
+        let numbers = self.0.entry(descriptor.group).or_default();
+        if numbers.epoch != descriptor.epoch {
+            *numbers = Numbers { epoch: descriptor.epoch, ..Numbers::default() };
+        }
+        let number = descriptor.sequence;
+        if number < numbers.next {
+            numbers.skipped.remove(&number);
+        } else {
+            numbers.skipped.extend(numbers.next..number);
+            numbers.next = number + 1;
+        }
+    }
+
+    pub(crate) fn has(&self, descriptor: &Descriptor) -> bool {
+        let Some(numbers) = self.0.get(&descriptor.group) else { return false };
+        let is_of_this_epoch = || {
+            descriptor.sequence < numbers.next && !numbers.skipped.contains(&descriptor.sequence)
+        };
+        // Operations of an epoch before are over.
+        descriptor.epoch < numbers.epoch
+            || (descriptor.epoch == numbers.epoch && is_of_this_epoch())
+    }
+}
+
+#[cfg(test)]
+mod tests;

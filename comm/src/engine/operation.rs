@@ -1,18 +1,21 @@
-//! One operation, from its beginning to the moment at which members take their outputs from it; `arrival` has the arrival of its
-//! members. PROTOCOL.md, "States of an operation".
+//! One operation, from its beginning to the moment at which members take their outputs from it: members
+//! arrive, and the last of them takes the contributions. Also the operations for which members are
+//! missing, by their keys. PROTOCOL.md, "States of an operation".
 
 use std::any::Any;
-use std::fmt;
-use std::mem;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
+use std::{fmt, mem};
 
 use hsdp_flight::{Ending, Origin};
 use hsdp_sharding::Rank;
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
-use super::arrival::{Arrivals, Gathering};
-use super::outputs::{Outputs, PerMember, discard};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{self, Condvar, Mutex, MutexGuard};
 use crate::{Descriptor, Error, GroupId};
@@ -220,5 +223,281 @@ impl Operation {
 impl fmt::Debug for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Operation({:?})", self.key)
+    }
+}
+
+/// The descriptors of the members that have arrived, by slot.
+pub(crate) type Arrivals = PerMember<Option<Arc<Descriptor>>>;
+
+/// Members that have arrived, and their contributions.
+pub(super) struct Gathering {
+    pub(super) arrivals: Arrivals,
+    missing: usize,
+    /// [`Contributions`] of the type that the first member brings. Contributions of one type make work of
+    /// one type.
+    contributions: Option<Box<dyn Any + Send>>,
+    /// The first difference between two of them. Every later member is told of it, until the end of the world fails the operation:
+    /// none is ever the last.
+    pub(super) difference: Option<Difference>,
+}
+
+/// Contributions of type `D`, by slot.
+type Contributions<D> = Vec<Option<D>>;
+
+/// The difference between two members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Difference {
+    /// Their descriptors differ.
+    Descriptor,
+    /// Their descriptors are equal, and their contributions are of different types.
+    Work,
+}
+
+/// The result of an arrival.
+#[must_use]
+pub(crate) enum Arrived<D> {
+    /// Other members are missing.
+    Waiting,
+    /// This was the last member, which makes the work of all contributions, in slot order.
+    Last(Vec<D>, Arrivals),
+    /// It, or a member before it, differs from the first: see [`Operation::wanted`].
+    Differs(Difference),
+    /// The operation had ended early.
+    Refused(Error),
+}
+
+impl Operation {
+    /// Puts a member's contribution into its slot. Each member arrives once: its number is its own.
+    pub(crate) fn arrive<D: Send + 'static>(
+        &self,
+        slot: usize,
+        descriptor: &Arc<Descriptor>,
+        contribution: D,
+    ) -> Arrived<D> {
+        let mut state = self.state.lock();
+        let mut contribution = Some(contribution);
+        let mut useless = None;
+        let arrived = match &mut state.phase {
+            Phase::Failed(error) => Arrived::Refused(Error::clone(error)),
+            Phase::Gathering(gathering) => {
+                gathering.put(slot, descriptor, &mut contribution);
+                match gathering.difference {
+                    Some(difference) => {
+                        useless = gathering.contributions.take();
+                        Arrived::Differs(difference)
+                    }
+                    None if gathering.missing == 0 => return end_gathering(state),
+                    None => Arrived::Waiting,
+                }
+            }
+            _ => unreachable!("a member arrives once, before the work"),
+        };
+        drop(state);
+        // Contributions are the users': those that are of no use are dropped without the lock.
+        discard((useless, contribution));
+        arrived
+    }
+
+    /// Begins another round with the first contribution to it.
+    pub(crate) fn gather_again<D: Send + 'static>(
+        &self,
+        slot: usize,
+        descriptor: &Arc<Descriptor>,
+        contribution: D,
+    ) {
+        let mut gathering = Gathering::new(self.ranks.len());
+        let mut contribution = Some(contribution);
+        gathering.put(slot, descriptor, &mut contribution);
+        let mut state = self.state.lock();
+        if matches!(state.phase, Phase::Running) {
+            state.phase = Phase::Gathering(gathering);
+            return;
+        }
+        drop(state);
+        discard(gathering);
+    }
+}
+
+/// Takes the contributions when all members have arrived.
+fn end_gathering<D: Send + 'static>(mut state: MutexGuard<'_, State>) -> Arrived<D> {
+    let Phase::Gathering(gathering) = mem::replace(&mut state.phase, Phase::Running) else {
+        unreachable!("it was gathering, and this thread has the lock")
+    };
+    drop(state);
+    let all = gathering.contributions.and_then(|it| it.downcast::<Contributions<D>>().ok());
+    let by_slot = *all.expect("the last member has put a contribution of this type");
+    let there = |contribution: Option<D>| contribution.expect("no member is missing");
+    Arrived::Last(by_slot.into_iter().map(there).collect(), gathering.arrivals)
+}
+
+impl Gathering {
+    pub(super) fn new(members: usize) -> Self {
+        let arrivals = (0..members).map(|_| None).collect();
+        Self { arrivals, missing: members, contributions: None, difference: None }
+    }
+
+    /// Puts a contribution into its slot, unless its member, or one before it, differs from the first that has arrived: it is left in
+    /// `contribution` then.
+    fn put<D: Send + 'static>(
+        &mut self,
+        slot: usize,
+        descriptor: &Arc<Descriptor>,
+        contribution: &mut Option<D>,
+    ) {
+        let members = self.arrivals.len();
+        let first = self.arrivals.iter().flatten().next();
+        let agrees = first.is_none_or(|first| first.agrees_with(descriptor));
+        self.missing -= 1;
+        self.arrivals[slot] = Some(Arc::clone(descriptor));
+        if self.difference.is_none() && !agrees {
+            self.difference = Some(Difference::Descriptor);
+        }
+        if self.difference.is_some() {
+            return;
+        }
+        let all = self.contributions.get_or_insert_with(|| Box::new(Contributions::<D>::new()));
+        match all.downcast_mut::<Contributions<D>>() {
+            Some(by_slot) => {
+                by_slot.resize_with(members, || None);
+                by_slot[slot] = contribution.take();
+            }
+            None => self.difference = Some(Difference::Work),
+        }
+    }
+}
+
+/// The members of an operation, while some are missing.
+pub(crate) struct Attendance {
+    pub(crate) arrived: Vec<Rank>,
+    pub(crate) missing: Vec<Rank>,
+}
+
+impl Attendance {
+    fn of(ranks: &[Rank], arrivals: &Arrivals) -> Self {
+        let ranks_where = |there: bool| {
+            let slots = ranks.iter().zip(arrivals);
+            slots.filter(|(_, slot)| slot.is_some() == there).map(|(rank, _)| *rank).collect()
+        };
+        Self { arrived: ranks_where(true), missing: ranks_where(false) }
+    }
+
+    /// Whether another rank waits for `rank`: no other waits for one that was to send to itself.
+    pub(crate) fn others_await(&self, rank: Rank) -> bool {
+        self.missing.contains(&rank) && self.arrived.iter().any(|other| *other != rank)
+    }
+}
+
+impl Operation {
+    /// The descriptors of the members that have arrived, by slot; `None` once the work has begun or the operation is settled.
+    pub(crate) fn wanted(&self) -> Option<Arrivals> {
+        self.state.lock().phase.arrivals().cloned()
+    }
+
+    /// The members that have arrived, and those that are missing; `None` once the work has begun or the operation is settled.
+    pub(crate) fn attendance(&self) -> Option<Attendance> {
+        let state = self.state.lock();
+        Some(Attendance::of(&self.ranks, state.phase.arrivals()?))
+    }
+
+    /// The descriptor of `rank`, and the members that are missing; `None` if `rank` has not arrived, or no member is missing, or
+    /// members differ.
+    pub(crate) fn gathering(&self, rank: Rank) -> Option<(Arc<Descriptor>, Vec<Rank>)> {
+        let state = self.state.lock();
+        let Phase::Gathering(gathering) = &state.phase else { return None };
+        if gathering.difference.is_some() {
+            return None;
+        }
+        let slots = self.ranks.iter().zip(&gathering.arrivals);
+        let own = slots.filter(|(member, _)| **member == rank).find_map(|(_, own)| own.clone())?;
+        Some((own, Attendance::of(&self.ranks, &gathering.arrivals).missing))
+    }
+
+    /// The first descriptor of a member that has arrived; `None` if there is none, or the work has begun.
+    pub(crate) fn awaited(&self) -> Option<Arc<Descriptor>> {
+        self.wanted()?.into_iter().flatten().next()
+    }
+}
+
+/// A small value for each member, by slot. Those of few members need no allocation.
+pub(crate) type PerMember<T> = SmallVec<[T; 4]>;
+
+/// The members' outputs, by slot.
+pub(crate) struct Outputs<O>(pub(crate) Vec<Option<O>>);
+
+impl<O> Outputs<O> {
+    /// That of the member in one slot: the others get theirs elsewhere.
+    pub(crate) fn only(slot: usize, output: O) -> Self {
+        let mut outputs: Vec<_> = (0..slot).map(|_| None).collect();
+        outputs.push(Some(output));
+        Self(outputs)
+    }
+
+    /// Takes the output of a member; `None` if it was taken before.
+    pub(crate) fn take(&mut self, slot: usize) -> Option<O> {
+        self.0[slot].take()
+    }
+}
+
+impl<O> FromIterator<O> for Outputs<O> {
+    fn from_iter<I: IntoIterator<Item = O>>(outputs: I) -> Self {
+        Self(outputs.into_iter().map(Some).collect())
+    }
+}
+
+/// Drops contributions, where no caller can be told that this panicked. The value of the panic is leaked: it might panic again.
+pub(crate) fn discard<T>(contributions: T) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(contributions))) {
+        let panic = ManuallyDrop::new(panic);
+        hsdp_warnings::warn!(
+            panic = %panic_message(&**panic),
+            "a buffer or gradient that a rank had lent panicked when it was dropped"
+        );
+    }
+}
+
+/// The message of a panic, as far as it has one.
+pub(crate) fn panic_message(payload: &(dyn Any + Send)) -> Arc<str> {
+    let text = payload.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("(a panic without a message)").into()
+}
+
+/// The operations of a world for which members are missing.
+///
+/// While a thread holds its lock, it takes no other, except that of the status.
+#[derive(Debug, Default)]
+pub(crate) struct Gatherings(Mutex<BTreeMap<Key, Arc<Operation>>>);
+
+impl Gatherings {
+    /// The operation of a key. `make` makes it for its first member, unless the step or the world has ended.
+    ///
+    /// `make` runs under the lock: it sees an early end that was written before, and a later one finds the operation here.
+    pub(crate) fn enter(
+        &self,
+        key: Key,
+        make: impl FnOnce() -> Result<Arc<Operation>, Error>,
+    ) -> Result<Arc<Operation>, Error> {
+        match self.0.lock().entry(key) {
+            Entry::Occupied(found) => Ok(Arc::clone(found.get())),
+            Entry::Vacant(entry) => Ok(Arc::clone(entry.insert(make()?))),
+        }
+    }
+
+    /// No member is missing any more, or none is to arrive.
+    pub(crate) fn remove(&self, key: Key) {
+        let removed = self.0.lock().remove(&key);
+        drop(removed);
+    }
+
+    /// Takes out the operations of `epoch`, or of all epochs, in the order of their keys: an error may name the first of them.
+    pub(crate) fn take_out(&self, epoch: Option<u64>) -> Vec<Arc<Operation>> {
+        let mut operations = self.0.lock();
+        let of_epoch = |key: &Key, _: &mut _| epoch.is_none_or(|epoch| key.epoch == epoch);
+        operations.extract_if(.., of_epoch).map(|(_, operation)| operation).collect()
+    }
+
+    /// All operations that are there now, in the order of their keys.
+    pub(crate) fn snapshot(&self) -> Vec<Arc<Operation>> {
+        self.0.lock().values().cloned().collect()
     }
 }

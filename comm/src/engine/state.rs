@@ -6,10 +6,8 @@ use hsdp_flight::{Origin, Recorder};
 use hsdp_sharding::Rank;
 
 use super::judge::{MemberWait, RankState, Wait};
-use super::operation::Operation;
-use super::record::Record;
-use super::status::Status;
-use super::table::Table;
+use super::operation::{Gatherings, Operation};
+use super::rank::{Record, Status};
 use crate::options::WorldOptions;
 use crate::{AbortReason, Error};
 
@@ -20,7 +18,7 @@ pub(crate) struct WorldState {
     pub(crate) origin: Origin,
     pub(crate) records: Arc<[Arc<Record>]>,
     pub(crate) status: Arc<Status>,
-    pub(crate) table: Table,
+    pub(crate) table: Gatherings,
 }
 
 impl WorldState {
@@ -32,7 +30,7 @@ impl WorldState {
             origin,
             records: (0..size).map(record).collect(),
             status: Arc::default(),
-            table: Table::default(),
+            table: Gatherings::default(),
         })
     }
 

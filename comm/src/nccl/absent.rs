@@ -6,8 +6,8 @@ mod transfer;
 use std::sync::Arc;
 
 pub(crate) use self::transfer::Transfer;
-use crate::backend::thread::OwnRank;
 use crate::call::Issuing;
+use crate::threads::OwnRank;
 use crate::{Error, GroupId, Op};
 
 /// There is none.

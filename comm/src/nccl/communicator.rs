@@ -1,15 +1,15 @@
-//! A communicator, from its making to its end.
+//! A communicator, from its making to its end; the id by which its ranks find each other, and the time for
+//! which they wait.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fmt, thread};
 
 use hsdp_kernels::cuda::{Apart, Device};
-use nccl_sys::{Nccl, ncclComm, ncclComm_t, ncclResult_t};
+use nccl_sys::{Nccl, ncclComm, ncclComm_t, ncclResult_t, ncclUniqueId};
 
 use super::NcclError;
-use super::patience::Patience;
-use super::unique_id::UniqueId;
 use crate::error::nccl::texts;
 
 /// The sleep of a waiting thread between two looks.
@@ -306,4 +306,62 @@ fn of(number: usize) -> std::os::raw::c_int {
 #[expect(clippy::disallowed_methods, reason = "NCCL has no wait that ends by a clock")]
 fn look_later() {
     thread::sleep(LOOK);
+}
+
+/// The id by which the ranks of a communicator find each other. One rank makes it, and the program sends it to the others.
+#[derive(Clone, Copy)]
+pub struct UniqueId(pub(crate) [u64; 16]);
+
+impl UniqueId {
+    /// In place of an id, of ranks that make none.
+    pub(crate) const NONE: Self = Self([0; 16]);
+
+    pub(super) fn raw(self) -> ncclUniqueId {
+        ncclUniqueId { internal: bytemuck::cast(self.0) }
+    }
+
+    /// Makes a new id.
+    ///
+    /// # Errors
+    /// [`NcclError::Missing`] if NCCL cannot be loaded; [`NcclError::Refused`].
+    pub fn new() -> Result<Self, NcclError> {
+        let nccl = load()?;
+        let mut id = Self::NONE.raw();
+        // SAFETY: NC-4, it writes an id to where it is told to.
+        let status = unsafe { (nccl.functions().ncclGetUniqueId)(&raw mut id) };
+        match status {
+            ncclResult_t::ncclSuccess => Ok(Self(bytemuck::cast(id.internal))),
+            status => Err(refused(nccl, std::ptr::null_mut(), ("unique id", 0, 0), status)),
+        }
+    }
+}
+
+impl fmt::Debug for UniqueId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("UniqueId(..)")
+    }
+}
+
+/// The longest time to wait.
+#[derive(Clone)]
+pub struct Patience {
+    pub(super) limit: Duration,
+    ended: Arc<dyn Fn() -> bool + Send + Sync>,
+}
+
+impl Patience {
+    /// So long, but no longer than until waiting `ended` to be of use.
+    pub fn until(limit: Duration, ended: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        Self { limit, ended: Arc::new(ended) }
+    }
+
+    pub(super) fn is_over(&self, began: Instant) -> bool {
+        began.elapsed() >= self.limit || (self.ended)()
+    }
+}
+
+impl fmt::Debug for Patience {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Patience").field("limit", &self.limit).finish_non_exhaustive()
+    }
 }

@@ -9,16 +9,14 @@ use std::time::{Duration, Instant};
 use hsdp_kernels::cuda::{Device, Stream};
 use hsdp_sharding::Rank;
 
-use super::NcclError;
-use super::carrier::Carrier;
-use super::communicator::Communicator;
-use super::drain::tell;
-use super::patience::Patience;
+use super::calls::Carrier;
+use super::communicator::{Communicator, Patience};
 use super::queue::CallQueue;
-use super::watchdog;
-use crate::backend::thread::OwnRank;
+use super::watchdog::tell;
+use super::{NcclError, watchdog};
 use crate::remote::{ALL_EPOCHS, Endpoint};
 use crate::sync::{Mutex, MutexGuard};
+use crate::threads::OwnRank;
 use crate::{Error, GroupId};
 
 /// A communicator that each thread may use that issues for its rank.

@@ -10,12 +10,12 @@ use hsdp_kernels::cuda::{CudaError, Moment, Stream};
 use hsdp_sharding::Rank;
 
 use super::connected::Groups;
-use crate::backend::thread::OwnRank;
 use crate::call::Issuing;
 use crate::engine::{Alarm, Clock, Record, Status, from_now};
 use crate::remote::{CallNumber, CallShape, Calls, DeviceCall};
 use crate::rolling::RolledCall;
 use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::threads::OwnRank;
 use crate::{AbortReason, Descriptor, Error, GroupId};
 
 /// The most calls of a rank that are not done.

@@ -1,8 +1,7 @@
 //! Memory for messages: aligned for every element, and used again.
 
-use std::fmt;
-use std::mem;
 use std::sync::Arc;
+use std::{fmt, mem};
 
 use bytemuck::{Pod, Zeroable};
 

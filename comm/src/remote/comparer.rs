@@ -9,8 +9,9 @@ use hsdp_sharding::Rank;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::Record;
-use crate::engine::judge::waiting_for_each_other;
-use crate::engine::judge::{self, Finding, Look, RankState, Rolled, Wait, WaitKey};
+use crate::engine::judge::{
+    self, JudgeFinding, Look, RankState, Rolled, Wait, WaitKey, waiting_for_each_other,
+};
 use crate::mismatch::{Mismatch, MismatchRow, Wanted};
 use crate::rolling::{RolledCall, Rolling};
 use crate::{AbortReason, Descriptor, Error, GroupId, sync};
@@ -203,16 +204,16 @@ impl Comparer {
 }
 
 impl Looking {
-    fn next(&self, suspicion: Option<&Finding>) -> Next {
+    fn next(&self, suspicion: Option<&JudgeFinding>) -> Next {
         match (suspicion, self.hashes) {
-            (Some(Finding::Differ(group, index)), Hashes::All(asked)) if asked == *group => {
+            (Some(JudgeFinding::Differ(group, index)), Hashes::All(asked)) if asked == *group => {
                 Next::Differ(*group, Some(*index))
             }
             // Ranks agree as far as all have made calls.
             (_, Hashes::All(group)) if self.differs => Next::Differ(group, self.fewest(group)),
-            (Some(Finding::Differ(group, _)), _) => Next::Differ(*group, None),
-            (Some(Finding::Left(..)), _) => Next::Left,
-            (Some(Finding::Circle(_)), _) if self.finds_circles => Next::Circle,
+            (Some(JudgeFinding::Differ(group, _)), _) => Next::Differ(*group, None),
+            (Some(JudgeFinding::Left(..)), _) => Next::Left,
+            (Some(JudgeFinding::Circle(_)), _) if self.finds_circles => Next::Circle,
             (_, Hashes::Last) => self.uneven().map_or(Next::Nothing, Next::Hashes),
             _ => Next::Nothing,
         }
@@ -233,18 +234,18 @@ impl Looking {
     }
 
     /// The error with which the world ends, if it does.
-    fn end(&self, finding: Option<Finding>) -> Option<Error> {
+    fn end(&self, finding: Option<JudgeFinding>) -> Option<Error> {
         if let Hashes::Entry(group, index) = self.hashes {
             return Some(differing(&self.look, group, index));
         }
         match finding? {
-            Finding::Left(rank, awaited) => {
+            JudgeFinding::Left(rank, awaited) => {
                 let state = self.look.get(&rank)?;
                 let (step, operation) = (state.step, state.last.clone());
                 let reason = AbortReason::Left { awaited };
                 Some(Error::WorldAborted { rank, step, operation, reason })
             }
-            Finding::Circle(rows) if self.finds_circles => Some(waiting_for_each_other(rows)),
+            JudgeFinding::Circle(rows) if self.finds_circles => Some(waiting_for_each_other(rows)),
             _ => None,
         }
     }

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::Error;
 use crate::engine::Operation;
-use crate::sync;
+use crate::{Error, sync};
 
 /// How long a rank that sees an end waits for that of the lowest rank.
 const GRACE: Duration = Duration::from_millis(500);

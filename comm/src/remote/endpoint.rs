@@ -10,12 +10,10 @@ mod reports;
 mod tests;
 
 use std::collections::VecDeque;
-use std::fmt;
-use std::io;
-use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, io, mem};
 
 use hsdp_sharding::Rank;
 

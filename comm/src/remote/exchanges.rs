@@ -1,10 +1,9 @@
 //! The contributions of other ranks to exchanges, which this rank sends on together. `REMOTE.md`, "Exchanges".
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
-use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use std::{fmt, mem};
 
 use hsdp_sharding::Rank;
 

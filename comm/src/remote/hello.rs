@@ -1,19 +1,15 @@
 //! The first messages of ranks that share no memory: settings, which they compare. `REMOTE.md`, "Beginning".
 
-use std::env;
-use std::fmt;
-use std::fs;
-use std::process;
 use std::sync::OnceLock;
 use std::time::Duration;
+use std::{env, fmt, fs, process};
 
 use hsdp_sharding::Rank;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::alive;
-use crate::Error;
-use crate::WorldOptions;
+use crate::{Error, WorldOptions};
 
 /// The request of a process: a world of `size` ranks, made by all processes of its job. Ranks that are threads are their job.
 #[derive(Clone, Copy, Debug)]

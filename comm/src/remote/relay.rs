@@ -13,8 +13,7 @@ use super::message::Message;
 use super::transmit::{DataMessage, Payload};
 use super::tree::Tree;
 use crate::ledger::Messages;
-use crate::sync;
-use crate::{Channel, GroupId, Op};
+use crate::{Channel, GroupId, Op, sync};
 
 /// A last message that came so long ago is taken in without the contributions before it, if a rank leaves that sends those on.
 const PATIENCE: Duration = Duration::from_secs(1);

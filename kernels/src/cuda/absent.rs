@@ -3,9 +3,9 @@
 
 use std::ffi::c_void;
 
-use super::cublas::Gemm;
 use super::device::{Architecture, Shared};
 use super::error::CudaError;
+use super::product::Gemm;
 use super::stream::Operation;
 
 pub(super) type CUstream = *mut c_void;

@@ -1,7 +1,11 @@
-//! A buffer in the memory of a device, whose dtype is known at run time.
+//! A buffer in the memory of a device, whose dtype is known at run time; parts of buffers, and memory of
+//! other libraries.
 
+use std::any::Any;
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use half::{bf16, f16};
@@ -9,9 +13,7 @@ use hsdp_sharding::DType;
 
 use super::device::Device;
 use super::error::CudaError;
-use super::foreign::Foreign;
-use super::memory::{Block, Uses, exhausted};
-use super::staging::Staging;
+use super::memory::{Block, Staging, Uses, exhausted};
 use super::stream::{Operation, Stream};
 use crate::buffer::HostBuffer;
 use crate::memory::{self, Category, DeviceCharge, charge_on_device};
@@ -342,5 +344,140 @@ impl fmt::Debug for DeviceBuffer {
             .field("dtype", &self.dtype)
             .field("len", &self.len)
             .finish_non_exhaustive()
+    }
+}
+
+/// A slice of a [`DeviceBuffer`]: consecutive elements of it.
+#[derive(Clone, Debug)]
+pub struct DeviceSlice<'a> {
+    buffer: &'a DeviceBuffer,
+    range: Range<usize>,
+}
+
+impl<'a> DeviceSlice<'a> {
+    /// The elements `range` of `buffer`.
+    ///
+    /// # Panics
+    /// If `range` reaches beyond the end, or ends before it starts.
+    #[must_use]
+    pub fn new(buffer: &'a DeviceBuffer, range: Range<usize>) -> Self {
+        let (Range { start, end }, len) = (range, buffer.len());
+        assert!(start <= end && end <= len, "slice {start}..{end} of a buffer of {len} elements");
+        Self { buffer, range: start..end }
+    }
+
+    /// The buffer in which the elements lie.
+    #[must_use]
+    pub fn buffer(&self) -> &'a DeviceBuffer {
+        self.buffer
+    }
+
+    /// The range of the elements in the buffer.
+    #[must_use]
+    pub fn range(&self) -> Range<usize> {
+        self.range.clone()
+    }
+
+    /// The number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Whether there are no elements.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
+    }
+
+    /// The dtype of the elements.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.buffer.dtype()
+    }
+}
+
+impl<'a> From<&'a DeviceBuffer> for DeviceSlice<'a> {
+    fn from(buffer: &'a DeviceBuffer) -> Self {
+        Self::new(buffer, 0..buffer.len())
+    }
+}
+
+/// Consecutive elements of a device buffer, which this value keeps alive: a gradient that lies in a larger buffer.
+#[derive(Clone, Debug)]
+pub struct DevicePart {
+    buffer: Arc<DeviceBuffer>,
+    range: Range<usize>,
+}
+
+impl DevicePart {
+    /// The elements `range` of `buffer`.
+    ///
+    /// # Panics
+    /// If `range` reaches beyond the end, or ends before it starts.
+    #[must_use]
+    pub fn new(buffer: Arc<DeviceBuffer>, range: Range<usize>) -> Self {
+        let range = DeviceSlice::new(&buffer, range).range();
+        Self { buffer, range }
+    }
+
+    /// Borrows the elements.
+    pub(crate) fn slice(&self) -> DeviceSlice<'_> {
+        DeviceSlice::new(&self.buffer, self.range.clone())
+    }
+}
+
+/// The value that keeps foreign memory alive. It is dropped when the library may use the memory again.
+type Owner = Box<dyn Any + Send + Sync>;
+
+/// A piece of device memory that another library owns.
+pub(super) struct Foreign {
+    pub(super) address: u64,
+    pub(super) uses: Uses,
+    /// The stream on which the library uses and frees the memory.
+    stream: Arc<Stream>,
+    /// `Some` until the memory is given back.
+    owner: Option<Owner>,
+}
+
+impl Foreign {
+    /// Makes the library's stream wait for all operations on the memory, and gives the memory back.
+    pub(super) fn give_back(mut self) {
+        let owner = self.owner.take();
+        if let Err(error) = self.stream.wait_for(&self.uses) {
+            // It is unknown when the device is done with the memory, so the library never gets it back.
+            hsdp_warnings::warn!(%error, "device memory of another library cannot be given back: it is leaked");
+            let _ = ManuallyDrop::new(owner);
+        }
+    }
+}
+
+impl fmt::Debug for Foreign {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Foreign").field("stream", &self.stream).finish_non_exhaustive()
+    }
+}
+
+impl DeviceBuffer {
+    /// Makes a buffer of `len` elements of `dtype` in device memory that another library owns and uses on `stream`. Operations that the
+    /// library has issued on `stream` so far run before all operations on the buffer. Operations that it issues after the buffer is
+    /// dropped run after them. `owner` keeps the memory alive, and is dropped with the buffer.
+    ///
+    /// # Errors
+    /// [`CudaError::Mismatch`] if the dtype is not f32, f16 or bf16; [`CudaError::Driver`] if a call of the driver fails.
+    ///
+    /// # Safety
+    /// CU-7: until `owner` is dropped, `address` points to `len` elements of `dtype` in the memory of the stream's device, aligned to their
+    /// size. Until then the library does not write them.
+    pub unsafe fn foreign(
+        stream: &Arc<Stream>,
+        (dtype, len): (DType, usize),
+        address: u64,
+        owner: Owner,
+    ) -> Result<Self, CudaError> {
+        let uses = Uses::default();
+        uses.note_write(&stream.moment()?);
+        let foreign = Foreign { address, uses, stream: Arc::clone(stream), owner: Some(owner) };
+        Self::of_foreign(stream.device(), (dtype, len), foreign)
     }
 }

@@ -1,23 +1,23 @@
 //! The calls of the driver. All of this crate makes them through [`Context`]; no other module knows the bindings.
 
-mod compile;
 mod cublas;
 mod libraries;
 
 use std::ffi::{CStr, CString};
 
-use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute, CUevent_flags};
-use cudarc::driver::sys::{CUevent_wait_flags, CUfunction, CUresult};
+use cudarc::driver::sys::{
+    CUcontext, CUdevice, CUdevice_attribute, CUevent_flags, CUevent_wait_flags, CUfunction,
+    CUresult,
+};
 use cudarc::driver::{DriverError, result};
 
 use self::libraries::check_driver;
+pub use self::libraries::compile;
 use super::device::{Architecture, Handle, Shared};
 use super::error::CudaError;
 use super::launch::THREADS;
-use super::stream::Operation;
-use super::together::Apart;
+use super::stream::{Apart, Operation};
 
-pub use self::compile::compile;
 pub(super) use self::cublas::Blas;
 pub(super) use cudarc::driver::sys::{CUevent, CUstream};
 

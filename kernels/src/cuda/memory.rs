@@ -1,14 +1,14 @@
-//! The pool of device memory, whose blocks go from one buffer to the next. `CUDA.md`, "Memory".
+//! The pool of device memory, whose blocks go from one buffer to the next; its budget; and page-locked
+//! memory of the host for copies. `CUDA.md`, "Memory".
 
 use std::collections::BTreeMap;
-use std::mem;
+use std::{mem, slice};
 
 use parking_lot::Mutex;
 
-use super::budget::Budget;
-use super::device::Device;
+use super::device::{Device, Handle};
 use super::error::CudaError;
-use super::event::Moment;
+use super::stream::Moment;
 
 /// The size of the smallest block, in bytes.
 const LEAST: usize = 512;
@@ -193,6 +193,128 @@ pub(super) fn exhausted(device: &Device, (bytes, what): (usize, &str)) -> CudaEr
     CudaError::OutOfMemory { device: device.ordinal(), bytes, what: what.to_owned(), free, total }
 }
 
+/// The bytes that a pool has allocated from the driver, and their limit.
+#[derive(Debug)]
+pub(super) struct Budget(Mutex<Bytes>);
+
+#[derive(Debug)]
+struct Bytes {
+    taken: usize,
+    limit: usize,
+}
+
+/// Only the memory of the device limits the pool.
+impl Default for Budget {
+    fn default() -> Self {
+        Self(Mutex::new(Bytes { taken: 0, limit: usize::MAX }))
+    }
+}
+
+impl Budget {
+    pub(super) fn limit(&self, bytes: usize) {
+        self.0.lock().limit = bytes;
+    }
+
+    /// Counts `bytes` as taken if they are within the limit. Returns whether they are.
+    pub(super) fn take(&self, bytes: usize) -> bool {
+        let mut held = self.0.lock();
+        let fits = bytes <= held.limit.saturating_sub(held.taken);
+        held.taken += if fits { bytes } else { 0 };
+        fits
+    }
+
+    pub(super) fn give_back(&self, bytes: usize) {
+        self.0.lock().taken -= bytes;
+    }
+
+    /// Applies the limit to the free and total bytes that the device reports.
+    pub(super) fn within(&self, (free, total): (usize, usize)) -> (usize, usize) {
+        let held = self.0.lock();
+        (free.min(held.limit.saturating_sub(held.taken)), total.min(held.limit))
+    }
+}
+
+/// The spare pieces of a device, each with the end of its last copy.
+#[derive(Debug, Default)]
+pub(super) struct Stagings(Mutex<Vec<(Piece, Option<Moment>)>>);
+
+/// Page-locked bytes.
+#[derive(Debug)]
+struct Piece {
+    start: Handle<*mut u8>,
+    len: usize,
+}
+
+/// Page-locked bytes that one copy uses.
+#[derive(Debug)]
+pub(super) struct Staging {
+    device: Device,
+    /// `Some` until it is dropped.
+    piece: Option<Piece>,
+    /// The end of the copy, if the host does not wait for it.
+    until: Option<Moment>,
+}
+
+impl Staging {
+    /// Takes a piece of at least `len` bytes that no copy uses.
+    pub(super) fn take(device: &Device, len: usize) -> Result<Self, CudaError> {
+        device.make_current()?;
+        let piece = device.shared().stagings.spare(len)?;
+        let piece = piece.map_or_else(|| Piece::new(device, len), Ok)?;
+        Ok(Self { device: device.clone(), piece: Some(piece), until: None })
+    }
+
+    /// The bytes.
+    pub(super) fn bytes(&mut self) -> &mut [u8] {
+        let Piece { start, len } = self.piece.as_ref().expect("present until it is dropped");
+        // SAFETY: CU-6, the piece is page-locked memory of this length, zeroed when it was made, and this is its only owner.
+        unsafe { slice::from_raw_parts_mut(start.0, *len) }
+    }
+
+    /// Returns the piece, which is in use until `moment`.
+    pub(super) fn until(mut self, moment: Moment) {
+        self.until = Some(moment);
+    }
+
+    /// Leaks the piece, because a copy that was not done in time may still write it.
+    pub(super) fn leak(mut self) {
+        self.piece = None;
+    }
+}
+
+impl Piece {
+    fn new(device: &Device, len: usize) -> Result<Self, CudaError> {
+        let len = len.max(4096).next_power_of_two();
+        let start = device.context().lock_pages(len)?;
+        // SAFETY: CU-6, there are `len` bytes from `start`, and they have no other user.
+        unsafe { start.write_bytes(0, len) };
+        Ok(Self { start: Handle(start), len })
+    }
+}
+
+impl Stagings {
+    /// The smallest spare piece that is large enough and not in use.
+    fn spare(&self, len: usize) -> Result<Option<Piece>, CudaError> {
+        let mut spare = self.0.lock();
+        let mut found: Option<usize> = None;
+        for (index, (piece, until)) in spare.iter().enumerate() {
+            let is_better = found.is_none_or(|other| piece.len < spare[other].0.len);
+            if piece.len >= len && is_better && until.as_ref().map_or(Ok(true), Moment::has_come)? {
+                found = Some(index);
+            }
+        }
+        Ok(found.map(|index| spare.swap_remove(index).0))
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        if let Some(piece) = self.piece.take() {
+            self.device.shared().stagings.0.lock().push((piece, self.until.take()));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,5 +328,19 @@ mod tests {
             assert!(size <= LARGE || size - bytes < LARGE, "{bytes} bytes in {size}");
             assert!(size.is_multiple_of(LEAST));
         }
+    }
+
+    #[test]
+    fn no_more_is_taken_than_may_be() {
+        let budget = Budget::default();
+        assert!(budget.take(1 << 40));
+        budget.give_back(1 << 40);
+        budget.limit(100);
+        assert!(budget.take(60) && !budget.take(41) && budget.take(40));
+        assert_eq!(budget.within((500, 1000)), (0, 100));
+        budget.give_back(60);
+        assert_eq!(budget.within((50, 80)), (50, 80));
+        budget.limit(10);
+        assert!(!budget.take(1), "more is taken already than may be");
     }
 }

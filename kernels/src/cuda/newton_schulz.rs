@@ -6,13 +6,12 @@ use std::ops::Range;
 use hsdp_sharding::DType;
 
 use super::buffer::DeviceBuffer;
-use super::device::Device;
+use super::device::{Device, Kernel};
 use super::error::CudaError;
-use super::inspect;
-use super::kernel::Kernel;
 use super::launch::Launch;
 use super::product::{DeviceMatrix, MatrixProduct, Product, Stored};
 use super::stream::Stream;
+use super::wire::PARTIAL;
 use crate::memory::{self, Category};
 use crate::round::nearest_f32;
 use crate::{MatrixDType, NewtonSchulz};
@@ -55,7 +54,7 @@ impl NewtonSchulzBuffers {
         let rounded = (dtype == MatrixDType::BF16).then(|| own(whole)).transpose()?;
         let (gram, polynomial, next) = (own(square)?, own(square)?, own(whole)?);
         let _other = memory::scope(Category::Other);
-        let squares = of(DType::F32, inspect::PARTIAL, "the norm of a matrix")?;
+        let squares = of(DType::F32, PARTIAL, "the norm of a matrix")?;
         Ok(Self { dtype, gram, polynomial, next, rounded, squares })
     }
 

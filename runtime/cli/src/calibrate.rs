@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use hsdp_simulator::{
-    AllReduceRow, Fit, Machine, Measurements, Placed, Placing, StepRow, Time, fit,
+    AllReduceRow, Errors, Fit, Machine, Measurements, Placed, Placing, StepRow, Time, fit,
     read_all_reduces, read_steps,
 };
 use hsdp_train::file::Output;
 use hsdp_train::stderr::in_one_line;
 use hsdp_train::{file, print};
 
-use crate::machine;
-use crate::outcome::Outcome;
+use crate::Outcome;
+use crate::model::find_machine;
 use crate::output::cannot_write;
 
 /// Maximum number of bytes in a table.
@@ -22,7 +22,7 @@ const MAX_BYTES: u64 = 16 << 20;
 
 /// Options of `hsdp calibrate`.
 #[derive(Args, Debug)]
-pub(crate) struct Options {
+pub(crate) struct CalibrateArgs {
     /// Machine whose other numbers are known: a file (MACHINES.md), or a100-node, a100-cluster,
     /// h100-cluster or two-core-cpu
     #[arg(long, value_name = "MACHINE", default_value = "a100-node")]
@@ -44,11 +44,11 @@ pub(crate) struct Options {
 }
 
 /// Fits the machine, prints the errors of all rows and the fitted numbers, and writes the machine.
-pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(options: &CalibrateArgs) -> Result<Outcome, Box<dyn Error>> {
     let machine_file = Path::new(&options.machine);
     let inputs = [machine_file, &options.steps].into_iter().chain(options.all_reduce.as_deref());
     let out = Output::check(&options.out, &inputs.collect::<Vec<_>>()).map_err(cannot_write)?;
-    let mut machine = machine::find(&options.machine)?;
+    let mut machine = find_machine(&options.machine)?;
     let mut told = Told::default();
     if let Some(path) = &options.all_reduce {
         let rows = read(path, read_all_reduces)?;
@@ -103,7 +103,7 @@ fn fit_table<R>(
 ///
 /// # Errors
 /// A text of one line, with the file.
-pub(crate) fn read<R>(
+fn read<R>(
     path: &Path,
     rows: impl Fn(&str) -> Result<Vec<(R, Time)>, hsdp_simulator::Error>,
 ) -> Result<Vec<(R, Time)>, String> {
@@ -120,20 +120,43 @@ struct Told {
 
 impl Told {
     fn add<R: Display>(&mut self, what: &str, rows: &[(R, Time)], fitted: &Fit) {
-        let Fit { numbers, errors, .. } = fitted;
-        let predicted = fitted.predicted.iter().zip(&errors.relative);
-        for ((row, measured), (predicted, error)) in rows.iter().zip(predicted) {
-            let error = 100.0 * error;
-            self.rows +=
-                &format!("{row}: measured {measured}, predicted {predicted} ({error:+.2} %)\n");
+        for ((row, measured), predicted) in rows.iter().zip(&fitted.predicted) {
+            self.rows += &compared(row, *measured, *predicted);
         }
-        let (mean, worst) = (100.0 * errors.mean(), 100.0 * errors.worst());
-        self.numbers += &format!(
-            "\nfitted to {} {what}, mean error {mean:.2} %, worst {worst:.2} %:\n",
-            rows.len()
-        );
-        for fitted in numbers {
+        self.numbers +=
+            &format!("\nfitted to {} {what}, {}:\n", rows.len(), summary(&fitted.errors));
+        for fitted in &fitted.numbers {
             self.numbers += &format!("{} = {fitted}\n", fitted.number.name);
         }
     }
+}
+
+/// Prints the prediction for each row of a table of measured steps, and the errors of all.
+pub(crate) fn against(table: &Path, machine: &Machine) -> Result<Outcome, Box<dyn Error>> {
+    let rows = read(table, read_steps)?;
+    let mut placing = Placing::new(machine);
+    let mut text = String::new();
+    let mut pairs = Vec::new();
+    for (row, measured) in &rows {
+        let predicted = row.workload().and_then(|step| placing.place(&step)?.time(machine));
+        let predicted =
+            predicted.map_err(|error| format!("{}: {row}: {error}", table.display()))?;
+        text += &compared(row, *measured, predicted);
+        pairs.push((predicted, *measured));
+    }
+    text += &format!("{} steps, {}", rows.len(), summary(&Errors::of(pairs)));
+    print(text)?;
+    Ok(Outcome::Well)
+}
+
+/// Returns the line of a row.
+fn compared(row: &dyn Display, measured: Time, predicted: Time) -> String {
+    let error = 100.0 * Errors::of([(predicted, measured)]).relative[0];
+    format!("{row}: measured {measured}, predicted {predicted} ({error:+.2} %)\n")
+}
+
+fn summary(errors: &Errors) -> String {
+    let mean = 100.0 * errors.mean();
+    let worst = 100.0 * errors.worst();
+    format!("mean error {mean:.2} %, worst {worst:.2} %")
 }

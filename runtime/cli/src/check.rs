@@ -8,15 +8,15 @@ use hsdp_simulator::{Schedules, Verdict, judge};
 use hsdp_train::stderr::in_one_line;
 use hsdp_train::{file, print};
 
-use crate::outcome::Outcome;
-use crate::trace::records;
+use crate::Outcome;
+use crate::trace::{rank_of, read_records};
 
 /// Maximum number of bytes in a file.
 const MAX_BYTES: u64 = 64 << 20;
 
 /// Options of `hsdp check`.
 #[derive(Args, Debug)]
-pub(crate) struct Options {
+pub(crate) struct CheckArgs {
     /// Schedules (CHECK.md; JSON of at most 64 MiB), or folders, each with the flight records
     /// (rank-N.json) of a world that was cut off
     #[arg(value_name = "FILE", required = true)]
@@ -24,7 +24,7 @@ pub(crate) struct Options {
 }
 
 /// Prints the verdict of each file, in their order, until one cannot be read.
-pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(options: &CheckArgs) -> Result<Outcome, Box<dyn Error>> {
     let mut outcome = Outcome::Well;
     for file in &options.files {
         let verdict = judge(&read(file)?);
@@ -40,11 +40,11 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
 fn read(path: &Path) -> Result<Schedules, String> {
     let said = |error: hsdp_simulator::Error| format!("{}: {error}", path.display());
     if path.is_dir() {
-        let records = records::read(&[path.to_owned()])?;
+        let records = read_records(&[path.to_owned()])?;
         return Schedules::from_records(&records).map_err(said);
     }
     let text = file::read_text(path, MAX_BYTES).map_err(|error| error.to_string())?;
-    let advice = match records::rank(path) {
+    let advice = match rank_of(path) {
         Some(_) => "; flight records are checked together, by the name of their folder",
         None => "",
     };

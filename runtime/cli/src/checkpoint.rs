@@ -1,34 +1,35 @@
 //! `hsdp checkpoint`: lists, checks, copies and compares checkpoints.
 
 mod diff;
-mod export;
 mod ls;
-mod reshard;
-mod verify;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::{Args, Subcommand, ValueEnum};
-use hsdp_checkpoint::{Disk, Generation, Store};
+use hsdp_checkpoint::{
+    Disk, Exported, Generation, Head, Manifest, Slice, Store, Weights, Writer, export,
+};
+use hsdp_train::print;
+use hsdp_train::stderr::in_one_line;
 
-use crate::outcome::Outcome;
+use crate::Outcome;
 
 /// Subcommands of `hsdp checkpoint`.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum CheckpointCommand {
     /// Lists the checkpoints of a directory: steps, meshes and sizes, and which are broken
-    Ls(ls::Options),
+    Ls(ls::LsArgs),
     /// Reads whole checkpoints, and compares all hashes
-    Verify(verify::Options),
+    Verify(VerifyArgs),
     /// Writes the parameters of a checkpoint in the layout of Hugging Face: safetensors files with
     /// an index
-    Export(export::Options),
+    Export(ExportArgs),
     /// Copies a checkpoint into another number of files
-    Reshard(reshard::Options),
+    Reshard(ReshardArgs),
     /// Compares two checkpoints, tensor by tensor and bit by bit
-    Diff(diff::Options),
+    Diff(diff::DiffArgs),
 }
 
 /// Options that name a checkpoint.
@@ -53,13 +54,13 @@ pub(crate) enum Format {
     Json,
 }
 
-impl Command {
+impl CheckpointCommand {
     pub(crate) fn run(self) -> Result<Outcome, Box<dyn Error>> {
         match self {
             Self::Ls(options) => ls::run(&options),
-            Self::Verify(options) => verify::run(&options),
-            Self::Export(options) => export::run(&options),
-            Self::Reshard(options) => reshard::run(&options),
+            Self::Verify(options) => verify(&options),
+            Self::Export(options) => export_weights(&options),
+            Self::Reshard(options) => reshard(&options),
             Self::Diff(options) => diff::run(&options),
         }
     }
@@ -106,4 +107,152 @@ impl Which {
 /// Returns whether an error means that a checkpoint was removed while it was read.
 fn is_absence(error: &(dyn Error + 'static)) -> bool {
     error.downcast_ref().is_some_and(hsdp_checkpoint::Error::is_absence)
+}
+
+/// VerifyArgs of `hsdp checkpoint verify`.
+#[derive(Args, Debug)]
+pub(crate) struct VerifyArgs {
+    /// Directory of the checkpoints
+    #[arg(value_name = "DIR")]
+    directory: PathBuf,
+
+    /// Step of the checkpoint; without it, all checkpoints
+    #[arg(long, value_name = "STEP")]
+    step: Option<u64>,
+}
+
+/// Prints a line for each intact checkpoint, for each error, and for each checkpoint that a running
+/// job has removed meanwhile, which is no damage.
+pub(crate) fn verify(options: &VerifyArgs) -> Result<Outcome, Box<dyn Error>> {
+    let store = store(&options.directory);
+    let steps = options.step.map_or_else(|| store.steps(), |step| Ok(vec![step]))?;
+    if steps.is_empty() {
+        return Err(format!("there is no checkpoint in {}", options.directory.display()).into());
+    }
+    let mut outcome = Outcome::Well;
+    for step in steps {
+        let wrong = match store.open(step) {
+            Ok(generation) => generation.verify(),
+            Err(error) => vec![error],
+        };
+        if wrong.iter().any(hsdp_checkpoint::Error::is_absence) {
+            match (options.step, wrong.into_iter().next()) {
+                (Some(_), Some(absence)) => return Err(absence.into()),
+                _ => print(format_args!("step {step}: removed meanwhile"))?,
+            }
+            continue;
+        }
+        if wrong.is_empty() {
+            print(format_args!("step {step}: intact"))?;
+        }
+        for error in wrong {
+            outcome = Outcome::Wrong;
+            print(in_one_line(format_args!("step {step}: {error}")))?;
+        }
+    }
+    Ok(outcome)
+}
+
+/// ExportArgs of `hsdp checkpoint export`.
+#[derive(Args, Debug)]
+pub(crate) struct ExportArgs {
+    #[command(flatten)]
+    which: Which,
+
+    /// Folder to write, which must not exist
+    #[arg(value_name = "OUT")]
+    out: PathBuf,
+
+    /// Maximum megabytes of tensors in a file
+    #[arg(long, value_name = "MB", default_value_t = 5000, value_parser = clap::value_parser!(u64).range(1..))]
+    file_size: u64,
+
+    /// Write the moving averages of trained parameters (`Ema`) in place of the parameters
+    #[arg(long)]
+    average: bool,
+}
+
+pub(crate) fn export_weights(options: &ExportArgs) -> Result<Outcome, Box<dyn Error>> {
+    let most = options.file_size.saturating_mul(1_000_000);
+    let weights = if options.average { Weights::Average } else { Weights::Trained };
+    let (step, exported) = options.which.read(|generation| {
+        let exported = export((generation, &Disk), &options.out, weights, most)?;
+        Ok((generation.manifest().step, exported))
+    })?;
+    let (Exported { files, tensors, bytes }, out) = (exported, options.out.display());
+    print(in_one_line(format_args!(
+        "step {step}: {tensors} tensors of {bytes} bytes in {files} files, in {out}"
+    )))?;
+    Ok(Outcome::Well)
+}
+
+/// ReshardArgs of `hsdp checkpoint reshard`.
+#[derive(Args, Debug)]
+pub(crate) struct ReshardArgs {
+    #[command(flatten)]
+    which: Which,
+
+    /// Directory of checkpoints in which to write the copy
+    #[arg(value_name = "OUT")]
+    out: PathBuf,
+
+    /// Number of files of the copy
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
+    files: u16,
+}
+
+/// Writes the copy, one file after the other. The content of one file at a time is in memory.
+pub(crate) fn reshard(options: &ReshardArgs) -> Result<Outcome, Box<dyn Error>> {
+    options.which.read(|generation| copy(generation, options))
+}
+
+fn copy(generation: &Generation, options: &ReshardArgs) -> Result<Outcome, Box<dyn Error>> {
+    let manifest = generation.manifest();
+    let count = usize::from(options.files);
+    let mut lease = store(&options.out).lease("hsdp checkpoint reshard")?;
+    let draft = lease.begin(manifest.step)?;
+    for index in 0..count {
+        if let Err(error) = write_part(generation, draft.place(), Writer { index, of: count }) {
+            draft.discard();
+            return Err(error);
+        }
+    }
+    let committed = draft.commit(head(manifest), count)?;
+    let path = in_one_line(committed.path.display());
+    print(format_args!("step {}: {count} files, in {path}", manifest.step))?;
+    Ok(Outcome::Well)
+}
+
+/// Writes this writer's part of each tensor.
+fn write_part(
+    generation: &Generation,
+    place: &hsdp_checkpoint::Place,
+    writer: Writer,
+) -> Result<(), Box<dyn Error>> {
+    let mut parts = Vec::new();
+    for (name, tensor) in &generation.manifest().tensors {
+        let numel = tensor.numel().ok_or("a tensor's number of elements does not fit 64 bits")?;
+        let [index, of] = [writer.index, writer.of].map(|it| it as u64);
+        // The first files have one more element if the elements cannot be divided evenly.
+        let cut = |index: u64| numel / of * index + index.min(numel % of);
+        let (begin, end) = (cut(index), cut(index + 1));
+        if begin < end {
+            let mut values = vec![0.0; usize::try_from(end - begin)?];
+            generation.read(name, begin, &mut values)?;
+            parts.push((name, &tensor.shape, begin, values));
+        }
+    }
+    let slices = parts.iter().map(|(tensor, shape, offset, values)| Slice {
+        tensor,
+        shape,
+        offset: *offset,
+        values: values[..].into(),
+    });
+    Ok(place.write(writer, &slices.collect::<Vec<_>>())?)
+}
+
+fn head(manifest: &Manifest) -> Head {
+    let Manifest { step, mesh, training, optimizer, user, frozen_digest, settings, .. } =
+        manifest.clone();
+    Head { step, mesh, training, optimizer, user, frozen_digest, settings }
 }

@@ -6,20 +6,19 @@ use clap::{Args, Command, CommandFactory as _, ValueEnum};
 use clap_complete::{Shell, generate};
 use hsdp_train::print;
 
-use crate::Options as Program;
-use crate::outcome::Outcome;
+use crate::{Outcome, ProgramArgs};
 
 /// Options of `hsdp completions`.
 #[derive(Args, Debug)]
-pub(crate) struct Options {
+pub(crate) struct CompletionsArgs {
     /// Shell
     #[arg(value_name = "SHELL")]
-    shell: Known,
+    shell: SupportedShell,
 }
 
 /// Supported shells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Known {
+enum SupportedShell {
     /// `hsdp completions bash > /etc/bash_completion.d/hsdp`.
     Bash,
     /// `hsdp completions zsh > "${fpath[1]}/_hsdp"`.
@@ -29,11 +28,11 @@ enum Known {
 }
 
 /// Prints the script.
-pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(options: &CompletionsArgs) -> Result<Outcome, Box<dyn Error>> {
     let shell = match options.shell {
-        Known::Bash => Shell::Bash,
-        Known::Zsh => Shell::Zsh,
-        Known::Fish => Shell::Fish,
+        SupportedShell::Bash => Shell::Bash,
+        SupportedShell::Zsh => Shell::Zsh,
+        SupportedShell::Fish => Shell::Fish,
     };
     let mut script = Vec::new();
     generate(shell, &mut shown(), "hsdp", &mut script);
@@ -43,7 +42,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
 
 /// Returns the program without its hidden commands, which scripts would otherwise offer.
 fn shown() -> Command {
-    let program = Program::command();
+    let program = ProgramArgs::command();
     let commands = program.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
     Command::new("hsdp").version(env!("CARGO_PKG_VERSION")).subcommands(commands)
 }

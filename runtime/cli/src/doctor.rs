@@ -2,48 +2,50 @@
 //! It looks where the loader would look, but loads no library.
 
 mod library;
-mod machine;
-mod mpi;
 
 use std::error::Error;
-use std::fmt;
-use std::path::PathBuf;
+use std::num::NonZeroUsize;
+use std::{fmt, fs, thread};
 
 use clap::Args;
+use hsdp_sharding::ByteCount;
 use hsdp_train::stderr::in_one_line;
 use hsdp_train::{print, print_json};
-use serde_json::{Value, json};
+use serde::Serialize;
 
-use self::library::{Places, Sought};
-use crate::outcome::Outcome;
+use self::library::{LoaderPlaces, Sought};
+use crate::Outcome;
+use crate::mpirun::{ADVICE, MpiFamily, Mpirun};
 
 /// Options of `hsdp doctor`.
 #[derive(Args, Debug)]
-pub(crate) struct Options {
+pub(crate) struct DoctorArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
 /// A checked item, and the result.
-#[derive(Clone, Debug)]
-struct Finding {
+#[derive(Clone, Debug, Serialize)]
+struct DoctorFinding {
     /// Name in JSON.
     key: &'static str,
     /// Name in the text.
     what: &'static str,
-    state: State,
+    state: FindingState,
     version: Option<String>,
-    path: Option<PathBuf>,
+    path: Option<String>,
     /// Details, such as a version or a path.
+    #[serde(rename = "says")]
     said: Option<String>,
     /// Advice, if the item is missing.
     advice: Option<String>,
 }
 
 /// Whether the item can be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum FindingState {
     Found,
     Missing,
     /// The item is for information only, or its state is unknown.
@@ -83,19 +85,13 @@ const LIBRARIES: [Sought; 4] = [
 ];
 
 /// Prints a line for each item.
-pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
-    let places = Places::of_the_loader();
-    let mut findings: Vec<Finding> =
+pub(crate) fn run(options: &DoctorArgs) -> Result<Outcome, Box<dyn Error>> {
+    let places = LoaderPlaces::of_the_loader();
+    let mut findings: Vec<DoctorFinding> =
         LIBRARIES.iter().map(|sought| library::find(sought, &places)).collect();
-    findings.extend([
-        mpi::find(),
-        features(),
-        machine::cores(),
-        machine::memory(),
-        machine::copies(),
-    ]);
+    findings.extend([mpi(), features(), cores(), memory(), copies()]);
     match options.json {
-        true => print_json(&Value::Array(findings.iter().map(Finding::json).collect()))?,
+        true => print_json(&serde_json::to_value(findings)?)?,
         false => print(findings.iter().map(|it| in_one_line(it) + "\n").collect::<String>())?,
     }
     Ok(Outcome::Well)
@@ -103,7 +99,7 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
 
 /// Lists the features that this program was built with. The training program has features of its
 /// own.
-fn features() -> Finding {
+fn features() -> DoctorFinding {
     let features = [
         ("cuda", cfg!(feature = "cuda")),
         ("nccl", cfg!(feature = "nccl")),
@@ -111,34 +107,22 @@ fn features() -> Finding {
     ];
     let word = |(name, is_on)| format!("{} {name}", if is_on { "with" } else { "without" });
     let said = features.map(word).join(", ");
-    Finding { said: Some(said), ..Finding::note("build", "this build") }
+    DoctorFinding { said: Some(said), ..DoctorFinding::note("build", "this build") }
 }
 
-impl Finding {
+impl DoctorFinding {
     fn note(key: &'static str, what: &'static str) -> Self {
         let (version, path, said, advice) = (None, None, None, None);
-        Self { key, what, state: State::Note, version, path, said, advice }
+        Self { key, what, state: FindingState::Note, version, path, said, advice }
     }
 
     fn missing(key: &'static str, what: &'static str, said: String, advice: &str) -> Self {
         let (said, advice) = (Some(said), Some(advice.to_owned()));
-        Self { state: State::Missing, said, advice, ..Self::note(key, what) }
-    }
-
-    fn json(&self) -> Value {
-        json!({
-            "key": self.key,
-            "what": self.what,
-            "state": self.state.to_string(),
-            "version": self.version,
-            "path": self.path.as_ref().map(|path| path.display().to_string()),
-            "says": self.said,
-            "advice": self.advice,
-        })
+        Self { state: FindingState::Missing, said, advice, ..Self::note(key, what) }
     }
 }
 
-impl fmt::Display for State {
+impl fmt::Display for FindingState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Found => "found",
@@ -148,14 +132,14 @@ impl fmt::Display for State {
     }
 }
 
-impl fmt::Display for Finding {
+impl fmt::Display for DoctorFinding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:<8} {}:", self.state, self.what)?;
         if let Some(version) = &self.version {
             write!(f, " {version}")?;
         }
         if let Some(path) = &self.path {
-            write!(f, " in {}", path.display())?;
+            write!(f, " in {path}")?;
         }
         let words = [&self.said, &self.advice];
         let mut mark = if self.version.is_some() || self.path.is_some() { "; " } else { " " };
@@ -165,6 +149,105 @@ impl fmt::Display for Finding {
         }
         Ok(())
     }
+}
+
+/// Reports the cores that this process may use.
+fn cores() -> DoctorFinding {
+    let said = match thread::available_parallelism().map(NonZeroUsize::get) {
+        Ok(cores) => cores.to_string(),
+        Err(error) => format!("unknown: {error}"),
+    };
+    DoctorFinding { said: Some(said), ..DoctorFinding::note("cores", "cores") }
+}
+
+/// Reports the machine's memory. A container's limit may be lower.
+fn memory() -> DoctorFinding {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let said = match ["MemTotal:", "MemAvailable:"].map(|field| kibibytes(&text, field)) {
+        [Some(total), Some(free)] => format!("{total}, of which {free} are available"),
+        _ => "unknown: /proc/meminfo has no MemTotal or MemAvailable".to_owned(),
+    };
+    DoctorFinding { said: Some(said), ..DoctorFinding::note("memory", "memory") }
+}
+
+/// Parses a line such as `MemTotal:       24604316 kB`.
+fn kibibytes(text: &str, field: &str) -> Option<ByteCount> {
+    let line = text.lines().find_map(|line| line.strip_prefix(field))?;
+    let count: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    ByteCount(count).checked_mul(1024)
+}
+
+/// Reports whether a process may copy directly from another's memory. If it may, Open MPI does so
+/// within a machine. Otherwise Open MPI copies twice.
+#[cfg(target_os = "linux")]
+fn copies() -> DoctorFinding {
+    let note = DoctorFinding::note("single_copy", "single copies between processes (CMA)");
+    let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok();
+    let said = match scope.as_deref().map(str::trim) {
+        None => "ptrace is not limited: there is no yama/ptrace_scope".to_owned(),
+        Some(scope) => format!("yama/ptrace_scope is {scope}"),
+    };
+    let is_open = matches!(scope.as_deref().map(str::trim), None | Some("0" | "1"));
+    let (state, advice) = match (read_own(), is_open) {
+        (Ok(()), true) => (FindingState::Found, None),
+        (Ok(()), false) => {
+            (FindingState::Missing, Some("set kernel.yama.ptrace_scope to 0 or 1".to_owned()))
+        }
+        (Err(errno), _) => {
+            let advice = format!(
+                "process_vm_readv: {errno}; give the container SYS_PTRACE, or have seccomp allow it"
+            );
+            (FindingState::Missing, Some(advice))
+        }
+    };
+    DoctorFinding { state, said: Some(said), advice, ..note }
+}
+
+/// Returns whether the system call exists and is permitted. A process may always read its own
+/// memory, if it may read any process's.
+#[cfg(target_os = "linux")]
+fn read_own() -> Result<(), nix::Error> {
+    use std::io::IoSliceMut;
+
+    use nix::sys::uio::{RemoteIoVec, process_vm_readv};
+    use nix::unistd::Pid;
+
+    let (there, mut here) = ([7_u8], [0_u8]);
+    let remote = RemoteIoVec { base: there.as_ptr() as usize, len: there.len() };
+    process_vm_readv(Pid::this(), &mut [IoSliceMut::new(&mut here)], &[remote]).map(|_| ())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn copies() -> DoctorFinding {
+    let said = Some("unknown: this is not Linux".to_owned());
+    DoctorFinding {
+        said,
+        ..DoctorFinding::note("single_copy", "single copies between processes (CMA)")
+    }
+}
+
+/// Reports the `mpirun` in PATH.
+fn mpi() -> DoctorFinding {
+    let note = DoctorFinding::note("mpi", "MPI");
+    let Mpirun { path, family, version } = match Mpirun::find() {
+        Ok(Some(mpirun)) => mpirun,
+        Ok(None) => {
+            let said = "no mpirun in PATH".to_owned();
+            let advice = format!("{ADVICE}, for the feature mpi");
+            return DoctorFinding::missing(note.key, note.what, said, &advice);
+        }
+        Err(said) => return DoctorFinding { said: Some(said), ..note },
+    };
+    let version = version.map(|version| match family {
+        MpiFamily::Other => version,
+        family => format!("{} {version}", family.name()),
+    });
+    let said = match family {
+        MpiFamily::Other => Some("its --version names neither Open MPI nor MPICH".to_owned()),
+        MpiFamily::OpenMpi | MpiFamily::Hydra => None,
+    };
+    let path = Some(path.display().to_string());
+    DoctorFinding { state: FindingState::Found, version, path, said, ..note }
 }
 
 #[cfg(test)]

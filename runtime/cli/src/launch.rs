@@ -25,49 +25,43 @@
 
 mod attempt;
 pub(crate) mod attendant;
-mod claims;
-mod end;
-mod environment;
-mod files;
 mod frame;
-mod job;
-mod lines;
-mod peer;
-mod pipes;
+pub(crate) mod job;
 mod ranks;
-pub(crate) mod replace;
-mod signals;
 mod supervisor;
 mod terminal;
-mod threads;
-mod window;
-mod writer;
 
 use std::error::Error;
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, mpsc};
+use std::thread::Builder;
 use std::time::Duration;
+use std::{fs, io, thread};
 
 use clap::{Args, ValueEnum};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Signals;
 
 use self::attempt::Attempt;
-use self::job::Job;
-use self::ranks::Ranks;
+use self::job::LaunchJob;
+use self::ranks::{AttendantSocket, JobEvent, News};
 use self::supervisor::Outlook;
 use self::terminal::Terminal;
-use crate::outcome::Outcome;
+use crate::Outcome;
 
 /// Options of `hsdp launch`.
 #[derive(Args, Debug)]
-pub(crate) struct Options {
+pub(crate) struct LaunchArgs {
     /// Number of ranks
     #[arg(short = 'n', long = "ranks", value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1024))]
     ranks: u32,
 
     /// How ranks find each other
     #[arg(long, value_name = "COMM", default_value = "mpi")]
-    comm: Comm,
+    comm: LaunchComm,
 
     /// How many times to start all ranks again after a failure
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
@@ -89,7 +83,7 @@ pub(crate) struct Options {
 
 /// The way in which ranks find each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Comm {
+enum LaunchComm {
     /// Through MPI: mpirun starts them.
     Mpi,
     /// Through a control plane at rank 0, whose address is in their environment, as for NCCL.
@@ -99,7 +93,7 @@ enum Comm {
 /// Exit code when a process cannot be started, as for other errors of this program.
 const REFUSED: u8 = 2;
 
-impl Options {
+impl LaunchArgs {
     fn grace(&self) -> Duration {
         Duration::from_secs(self.grace)
     }
@@ -107,9 +101,9 @@ impl Options {
 
 /// Starts the ranks, and starts them again after a failure as often as the options permit. Returns
 /// the exit code of the last attempt.
-pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
-    let job = Job::of(options)?;
-    files::allow(options)?;
+pub(crate) fn run(options: &LaunchArgs) -> Result<Outcome, Box<dyn Error>> {
+    let job = LaunchJob::of(options)?;
+    allow_files(options)?;
     let terminal = Arc::new(Terminal::new(options.logs.clone())?);
     let outcome = run_attempts(options, &job, &terminal).unwrap_or_else(|error| {
         // The reader of stderr may block, and only this writer has a bound.
@@ -121,19 +115,19 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
 }
 
 fn run_attempts(
-    options: &Options,
-    job: &Job,
+    options: &LaunchArgs,
+    job: &LaunchJob,
     terminal: &Arc<Terminal>,
 ) -> Result<Outcome, Box<dyn Error>> {
     let (events, received) = mpsc::channel();
-    let ranks = Ranks::listen(&events, terminal)?;
-    signals::forward(&events)?;
+    let ranks = AttendantSocket::listen(&events, terminal)?;
+    forward_signals(&events)?;
     let (mut number, mut lost) = (0, 0);
     loop {
         terminal.begin(number, options.ranks, job.starter())?;
         ranks.begin(number, options.ranks);
         let attempt = Attempt { number, job, grace: options.grace(), terminal };
-        let mut ended = attempt.run((&events, &received), &ranks)?;
+        let mut ended = attempt.run(&events, &received, &ranks)?;
         // Ranks whose output is lost in any attempt have not succeeded.
         lost += ended.lost;
         ended.lost = lost;
@@ -145,5 +139,83 @@ fn run_attempts(
             return Ok(Outcome::Ended(ended.code()));
         }
         number += 1;
+    }
+}
+
+/// Number of open files beside those of the ranks: standard streams, the listening socket, pipes to
+/// mpirun, and those that this process inherited.
+const OTHER_FILES: u64 = 32;
+
+/// Raises the soft limit of open files to the need of the ranks: a socket for each, and a log. The
+/// ranks inherit it.
+///
+/// # Errors
+/// A text with the numbers, if the hard limit is lower. Ranks beyond it could not connect.
+fn allow_files(options: &LaunchArgs) -> Result<(), String> {
+    let of_a_rank = if options.logs.is_some() { 2 } else { 1 };
+    let needed = u64::from(options.ranks) * of_a_rank + OTHER_FILES;
+    let failed = |error| format!("cannot set the limit of open files to {needed}: {error}");
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).map_err(failed)?;
+    if needed <= soft {
+        return Ok(());
+    }
+    if needed > hard {
+        let ranks = options.ranks;
+        return Err(format!(
+            "{ranks} ranks need {needed} open files of this process, and its hard limit is {hard} (ulimit -Hn): raise it, or start fewer ranks"
+        ));
+    }
+    setrlimit(Resource::RLIMIT_NOFILE, needed, hard).map_err(failed)
+}
+
+/// Signals that end a job.
+const FORWARDED: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
+
+/// Sends each of the signals as an event, instead of ending the process. A signal that this process
+/// has ignored since its start, as under `nohup` or in the background of a script, stays ignored.
+fn forward_signals(events: &Sender<News>) -> io::Result<()> {
+    let ignored = ignored();
+    let is_heeded = |signal: &i32| ignored & (1 << (signal - 1)) == 0;
+    let mut signals = Signals::new(FORWARDED.into_iter().filter(is_heeded))?;
+    let events = events.clone();
+    thread::Builder::new().name("signals".to_owned()).spawn(move || {
+        for signal in signals.forever() {
+            let _ = events.send(News { attempt: None, event: JobEvent::Signal(signal) });
+        }
+    })?;
+    Ok(())
+}
+
+/// Returns the signals that this process ignores, one bit for each. Returns 0 if the system does
+/// not report them.
+fn ignored() -> u64 {
+    fs::read_to_string("/proc/self/status").map_or(0, |status| mask(&status))
+}
+
+fn mask(status: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// Starts a thread.
+///
+/// # Errors
+/// The error of the system, which may have no thread or no memory left for one.
+fn start_thread(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let started = Builder::new().spawn(work);
+    started
+        .map(drop)
+        .map_err(|error| io::Error::new(error.kind(), format!("cannot start a thread: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{SIGHUP, mask};
+
+    #[test]
+    fn the_mask_has_a_bit_for_each_ignored_signal() {
+        let status = "Name:\thsdp\nSigBlk:\t0000000000000000\nSigIgn:\t0000000000001001\n";
+        assert_eq!(mask(status), 1 << 12 | 1 << (SIGHUP - 1));
+        assert_eq!(mask("Name:\thsdp\n"), 0);
     }
 }

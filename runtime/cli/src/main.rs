@@ -30,20 +30,17 @@
 mod calibrate;
 mod check;
 mod checkpoint;
-mod command;
 mod completions;
 mod doctor;
-mod escape;
 #[cfg(unix)]
 mod launch;
-mod machine;
 mod model;
 mod mpirun;
-mod outcome;
 mod output;
 mod plan;
 mod search;
 mod simulate;
+mod svg;
 mod trace;
 
 use std::error::Error;
@@ -52,12 +49,10 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use hsdp_train::{Failure, Warnings, command_line};
 
-use outcome::Outcome;
-
 /// Tools beside training: checkpoints, plans, flight records, and ranks as processes
 #[derive(Debug, Parser)]
 #[command(name = "hsdp", version)]
-struct Options {
+struct ProgramArgs {
     #[command(subcommand)]
     command: Command,
 }
@@ -66,40 +61,40 @@ struct Options {
 enum Command {
     /// Lists, verifies, exports, reshards and compares checkpoints
     #[command(subcommand)]
-    Checkpoint(checkpoint::Command),
+    Checkpoint(checkpoint::CheckpointCommand),
     /// Computes the memory and the traffic of a model's training step on each rank, before anything
     /// runs
-    Plan(plan::Options),
+    Plan(plan::PlanArgs),
     /// Predicts the time of a model's training step on a machine, and where it goes
-    Simulate(simulate::Options),
+    Simulate(simulate::SimulateArgs),
     /// Searches for the fastest mesh and options of a model on a number of ranks of a machine
-    Search(search::Options),
+    Search(search::SearchArgs),
     /// Fits numbers of a machine to measured times of steps and all-reduces
-    Calibrate(calibrate::Options),
+    Calibrate(calibrate::CalibrateArgs),
     /// Judges whether all operations of schedules complete, without running them
-    Check(check::Options),
+    Check(check::CheckArgs),
     /// Explains why a world failed, from the flight records of its ranks
-    Trace(trace::Options),
+    Trace(trace::TraceArgs),
     /// Reports which libraries and programs this machine has, and how to install the missing ones
-    Doctor(doctor::Options),
+    Doctor(doctor::DoctorArgs),
     /// Starts the ranks of a job on this machine, and ends them together
     #[cfg(unix)]
-    Launch(launch::Options),
+    Launch(launch::LaunchArgs),
     /// Runs the command of one rank, for `hsdp launch`
     #[cfg(unix)]
     #[command(hide = true)]
-    LaunchRank(launch::attendant::Options),
+    LaunchRank(launch::attendant::RankArgs),
     /// Becomes a command that dies with its parent, for `hsdp launch`
     #[cfg(unix)]
     #[command(hide = true)]
-    LaunchExec(launch::replace::Options),
+    LaunchExec(launch::job::ExecArgs),
     /// Prints the completion script of a shell
-    Completions(completions::Options),
+    Completions(completions::CompletionsArgs),
 }
 
 fn main() -> ExitCode {
     hsdp_train::program("hsdp", || {
-        let options: Options = command_line::read().map_err(Failure::input)?;
+        let options: ProgramArgs = command_line::read().map_err(Failure::input)?;
         Warnings::of("hsdp").listen().map_err(Failure::work)?;
         match options.command.run().map_err(Failure::input)? {
             Outcome::Well => Ok(ExitCode::SUCCESS),
@@ -127,7 +122,20 @@ impl Command {
             #[cfg(unix)]
             Self::LaunchRank(options) => launch::attendant::run(&options),
             #[cfg(unix)]
-            Self::LaunchExec(options) => launch::replace::run(&options),
+            Self::LaunchExec(options) => launch::job::exec(&options),
         }
     }
+}
+
+/// Result of a command that could be carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Success.
+    Well,
+    /// Checkpoints are broken or differ, or operations of schedules do not complete, and the output
+    /// shows it.
+    Wrong,
+    /// The launched ranks have ended with this exit code.
+    #[cfg(unix)]
+    Ended(u8),
 }

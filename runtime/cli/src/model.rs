@@ -1,18 +1,22 @@
 //! Models: bundled ones, those in files (PLAN.md), and decoders of transformers.
 
-mod bundled;
-mod decoder;
 mod file;
 
 use std::collections::{HashMap, HashSet};
+use std::iter;
 use std::path::{Path, PathBuf};
 
-use hsdp_sharding::{DType, ModelSpec, Param, Unit};
-use hsdp_simulator::{Attention, Computation, Error, Hints, is_attention, is_lookup};
+use hsdp_models::decoder::{Decoder, DecoderConfig, Lora};
+use hsdp_sharding::{ByteCount, DType, ModelSpec, Param, Unit};
+use hsdp_simulator::{
+    Attention, Computation, Error, Hints, Machine, Scores, is_attention, is_lookup,
+};
 use hsdp_train::file::{FileError, read_text};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 /// Maximum number of bytes of a file.
-const MAX_BYTES: u64 = 16 << 20;
+const MAX_MODEL_BYTES: u64 = 16 << 20;
 
 /// Name of the file of a folder of transformers that describes its model.
 const CONFIG: &str = "config.json";
@@ -48,19 +52,19 @@ impl Model {
     /// A text of one line, if there is none, or if it has no place for adapters because it is no
     /// decoder.
     pub(crate) fn find(name: &str, adapters: Option<Adapters>) -> Result<Self, String> {
-        if let Some(model) = bundled::find(name, adapters) {
+        if let Some(model) = bundled_model(name, adapters) {
             return model.map_err(|problem| format!("{name}: {problem}"));
         }
         let path = Self::file(name);
-        let text = read_text(&path, MAX_BYTES).map_err(|error| match error {
+        let text = read_text(&path, MAX_MODEL_BYTES).map_err(|error| match error {
             FileError::Io { .. } => {
-                let bundled = bundled::NAMES.join(", ");
+                let bundled = BUNDLED.join(", ");
                 format!("{error}; a model is a file, a folder of transformers, or one of {bundled}")
             }
             error => error.to_string(),
         })?;
-        let read = match path != Path::new(name) || decoder::is_config(&text) {
-            true => decoder::read(&text, adapters),
+        let read = match path != Path::new(name) || is_config(&text) {
+            true => read_decoder(&text, adapters),
             false => no_adapters(adapters).and_then(|()| file::read(&text)),
         };
         read.map_err(|problem| format!("{}: {problem}", path.display()))
@@ -114,4 +118,130 @@ fn no_adapters(adapters: Option<Adapters>) -> Result<(), String> {
         None => Ok(()),
         Some(_) => Err("--lora needs a decoder of transformers".to_owned()),
     }
+}
+
+/// Names of the bundled models.
+const BUNDLED: [&str; 3] = ["gpt2-small", "llama3-8b", "llama3-70b"];
+
+/// Returns the model of this name, if it is bundled.
+fn bundled_model(name: &str, adapters: Option<Adapters>) -> Option<Result<Model, String>> {
+    let config = match name {
+        "gpt2-small" => return Some(no_adapters(adapters).map(|()| gpt2_small())),
+        "llama3-8b" => include_str!("model/llama3-8b.json"),
+        "llama3-70b" => include_str!("model/llama3-70b.json"),
+        _ => return None,
+    };
+    Some(read_decoder(config, adapters))
+}
+
+/// Describes GPT-2. The head is the embedding. A parameter is in one unit, so the unit `root` has
+/// both, and is kept.
+fn gpt2_small() -> Model {
+    const WIDTH: usize = 768;
+    let root = Unit::new("root")
+        .param(Param::new("wte.weight", [50_257, WIDTH]))
+        .param(Param::new("wpe.weight", [1024, WIDTH]))
+        .param(Param::new("ln_f.weight", [WIDTH]))
+        .param(Param::new("ln_f.bias", [WIDTH]))
+        .keep();
+    let spec = (0..12).fold(ModelSpec::new().unit(root), |spec, layer| {
+        spec.unit(gpt2_block(&format!("h.{layer}"), WIDTH))
+    });
+    let attention = Attention { heads: 12, size: 64, scores: Scores::Fused };
+    Model::by_names(spec.tie("lm_head.weight", "wte.weight"), iter::repeat(attention))
+}
+
+/// Describes a block. The rows of matrices are inputs, as in the published model.
+fn gpt2_block(name: &str, width: usize) -> Unit {
+    let matrices = [
+        ("attn.c_attn", [width, 3 * width]),
+        ("attn.c_proj", [width, width]),
+        ("mlp.c_fc", [width, 4 * width]),
+        ("mlp.c_proj", [4 * width, width]),
+    ];
+    let norms = ["ln_1", "ln_2"].into_iter().fold(Unit::new(name), |unit, norm| {
+        unit.param(Param::new(format!("{name}.{norm}.weight"), [width]))
+            .param(Param::new(format!("{name}.{norm}.bias"), [width]))
+    });
+    matrices.into_iter().fold(norms, |unit, (matrix, shape)| {
+        unit.param(Param::new(format!("{name}.{matrix}.weight"), shape))
+            .param(Param::new(format!("{name}.{matrix}.bias"), [shape[1]]))
+    })
+}
+
+/// Keys that distinguish a `config.json` from a model of `PLAN.md`.
+#[derive(Deserialize)]
+struct ConfigKeys {
+    model_type: Option<IgnoredAny>,
+    units: Option<IgnoredAny>,
+}
+
+/// Returns whether a text is a `config.json`, and no model of `PLAN.md`. Both readers refuse a text
+/// that is no JSON.
+fn is_config(text: &str) -> bool {
+    match serde_json::from_str::<ConfigKeys>(text) {
+        Ok(ConfigKeys { model_type, units }) => model_type.is_some() && units.is_none(),
+        Err(_) => text.contains("\"model_type\"") && !text.contains("\"units\""),
+    }
+}
+
+/// Reads a model of the families of `hsdp-models`, with the units and names that it has in
+/// training.
+///
+/// # Errors
+/// A text of one line, with the key.
+fn read_decoder(text: &str, adapters: Option<Adapters>) -> Result<Model, String> {
+    let config = DecoderConfig::from_json(text).map_err(|error| error.to_string())?;
+    let decoder = adapted(Decoder::new(config), adapters);
+    let spec = decoder.spec().map_err(|error| error.to_string())?;
+    let config = decoder.config();
+    let attentions = config.layers.iter().map(|layer| Attention {
+        heads: config.num_attention_heads,
+        size: config.head_dim,
+        scores: layer.window.map_or(Scores::Fused, Scores::Window),
+    });
+    let mut model = Model::by_names(spec, attentions);
+    model.most_tokens = Some(config.max_position_embeddings);
+    if config.tie_word_embeddings {
+        // The head reads the embedding, the only lookup.
+        model.again = model.lookups.iter().cloned().collect();
+    }
+    Ok(model)
+}
+
+fn adapted(decoder: Decoder, adapters: Option<Adapters>) -> Decoder {
+    let Some(Adapters { rank, frozen_in }) = adapters else { return decoder };
+    let decoder = decoder.with_lora(Lora::of_rank(rank));
+    match frozen_in {
+        Some(dtype) => decoder.storing_frozen_in(dtype),
+        None => decoder,
+    }
+}
+
+/// Maximum number of bytes in a machine file.
+const MAX_MACHINE_BYTES: u64 = 1 << 20;
+
+/// Returns the bundled machine of this name, or the machine in the file of this name.
+///
+/// # Errors
+/// A text of one line, if there is none, or its numbers are impossible.
+pub(crate) fn find_machine(name: &str) -> Result<Machine, String> {
+    if Machine::BUNDLED.contains(&name) {
+        return Machine::bundled(name).map_err(|error| error.to_string());
+    }
+    let text = read_text(Path::new(name), MAX_MACHINE_BYTES).map_err(|error| match error {
+        FileError::Io { .. } => {
+            format!("{error}; a machine is a file, or one of {}", Machine::BUNDLED.join(", "))
+        }
+        error => error.to_string(),
+    })?;
+    Machine::from_toml(&text).map_err(|error| format!("{name}: {error}"))
+}
+
+/// Returns the memory of a rank: its card's, or its part of the host's.
+pub(crate) fn memory_of(machine: &Machine, ranks: usize) -> ByteCount {
+    let sharing = if machine.device().is_some() { 1.0 } else { ranks as f64 };
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes of memory")]
+    let bytes = (machine.memory.capacity.value() / sharing) as u64;
+    ByteCount(bytes)
 }

@@ -1,8 +1,11 @@
 //! The `mpirun` in PATH, and the MPI that it belongs to.
 
-use std::path::PathBuf;
-
-use crate::command::output;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+use std::{io, thread};
 
 /// Advice if there is no `mpirun`.
 pub(crate) const ADVICE: &str =
@@ -12,14 +15,14 @@ pub(crate) const ADVICE: &str =
 #[derive(Clone, Debug)]
 pub(crate) struct Mpirun {
     pub(crate) path: PathBuf,
-    pub(crate) family: Family,
+    pub(crate) family: MpiFamily,
     /// The version, if the program prints one.
     pub(crate) version: Option<String>,
 }
 
 /// Kind of MPI, which determines the options of `mpirun`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Family {
+pub(crate) enum MpiFamily {
     OpenMpi,
     /// MPICH and its derivatives.
     Hydra,
@@ -42,25 +45,64 @@ impl Mpirun {
 }
 
 /// Parses `mpirun (Open MPI) 4.1.4`, or `HYDRA build details:` with a line `Version: 4.0.2`.
-fn read(said: &str) -> (Family, Option<String>) {
+fn read(said: &str) -> (MpiFamily, Option<String>) {
     let first = said.lines().next().unwrap_or_default();
     if first.contains("Open MPI") || first.contains("Open RTE") {
-        return (Family::OpenMpi, first.split_whitespace().next_back().map(str::to_owned));
+        return (MpiFamily::OpenMpi, first.split_whitespace().next_back().map(str::to_owned));
     }
     if said.contains("HYDRA") || first.contains("Intel(R) MPI") {
         let version = said.lines().find_map(|line| line.trim().strip_prefix("Version:"));
-        return (Family::Hydra, version.map(|version| version.trim().to_owned()));
+        return (MpiFamily::Hydra, version.map(|version| version.trim().to_owned()));
     }
-    (Family::Other, Some(first.to_owned()).filter(|first| !first.is_empty()))
+    (MpiFamily::Other, Some(first.to_owned()).filter(|first| !first.is_empty()))
 }
 
-impl Family {
+impl MpiFamily {
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::OpenMpi => "Open MPI",
             Self::Hydra => "MPICH",
             Self::Other => "an unknown MPI",
         }
+    }
+}
+
+/// Time in which a program must write its output and close stdout. The first start from a network
+/// disk is slow.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Maximum number of bytes that are read from stdout.
+const MOST_BYTES: u64 = 4 << 20;
+
+/// Runs a program, and returns the text that it writes to stdout.
+///
+/// # Errors
+/// A text, if the program cannot be started or does not end in time. In the latter case it is
+/// killed.
+pub(crate) fn output(program: &Path, arguments: &[&str]) -> Result<String, String> {
+    let failed = |error: io::Error| format!("{}: {error}", program.display());
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(failed)?;
+    let stdout = child.stdout.take();
+    let (said, heard) = mpsc::channel();
+    // The thread ends when the program closes stdout, which a killed program also does.
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let read = stdout.map(|stdout| stdout.take(MOST_BYTES).read_to_end(&mut bytes));
+        let _ = said.send(read.map(|read| read.map(|_| bytes)));
+    });
+    let heard = heard.recv_timeout(PATIENCE);
+    // A program that has closed stdout may still be running.
+    let _ = child.kill();
+    child.wait().map_err(failed)?;
+    match heard {
+        Ok(Some(bytes)) => Ok(String::from_utf8_lossy(&bytes.map_err(failed)?).into_owned()),
+        _ => Err(format!("{} did not end within {PATIENCE:?}", program.display())),
     }
 }
 
@@ -71,13 +113,13 @@ mod tests {
     #[test]
     fn versions_are_read_as_they_are_said() {
         let open = read("mpirun (Open MPI) 4.1.4\n\nReport bugs to http://www.open-mpi.org/\n");
-        assert_eq!(open, (Family::OpenMpi, Some("4.1.4".to_owned())));
+        assert_eq!(open, (MpiFamily::OpenMpi, Some("4.1.4".to_owned())));
         let five = read("mpirun (Open MPI) 5.0.6\n");
-        assert_eq!(five, (Family::OpenMpi, Some("5.0.6".to_owned())));
+        assert_eq!(five, (MpiFamily::OpenMpi, Some("5.0.6".to_owned())));
         let mpich = read(
             "HYDRA build details:\n    Version:                                 4.0.2\n    CC: gcc\n",
         );
-        assert_eq!(mpich, (Family::Hydra, Some("4.0.2".to_owned())));
-        assert_eq!(read(""), (Family::Other, None));
+        assert_eq!(mpich, (MpiFamily::Hydra, Some("4.0.2".to_owned())));
+        assert_eq!(read(""), (MpiFamily::Other, None));
     }
 }

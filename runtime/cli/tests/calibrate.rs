@@ -67,16 +67,6 @@ fn a_machine_that_is_written_predicts_its_table() {
     assert!(said.contains(&format!("fitted to {summary}:\n")), "{said}\n{summary}");
 }
 
-#[test]
-fn too_few_measurements_fit_nothing() {
-    let folder = Folder::new();
-    let table = folder.table("steps.csv", &lines(STEPS, |row| row.starts_with("2,4,")));
-    assert_eq!(
-        folder.refused(&["--steps", &table]),
-        "hsdp: DIR/steps.csv: fit: 4 measurements, of which 4 differ, cannot fit 6 numbers: these need 12 that differ"
-    );
-}
-
 /// Small all-reduces tell nothing of bandwidths.
 #[test]
 fn numbers_that_a_table_does_not_determine_are_named() {

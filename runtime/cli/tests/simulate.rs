@@ -82,32 +82,6 @@ fn the_parts_of_a_step_add_up() {
     assert_eq!(step["memory"]["total"], sum);
 }
 
-#[test]
-fn more_microbatches_take_longer_and_all_reduce_once() {
-    let of = |count: &str| {
-        let step = json(&[&STEP[..], &["--microbatches", count, "--recompute"]].concat());
-        step["seconds"].as_f64().expect("a time")
-    };
-    let [one, two, four] = ["1", "2", "4"].map(of);
-    assert!(
-        two > one && (four - two - 2.0 * (two - one)).abs() < 0.02 * four,
-        "{one} {two} {four}"
-    );
-}
-
-/// The number of tokens is no stride in memory, odd or not.
-#[test]
-fn more_tokens_take_longer() {
-    let step = ["simulate", "gpt2-small", "--mesh", "1x8", "--machine", "a100-node"];
-    let seconds = |context: &str, batch: &str| {
-        let sizes = ["--param-dtype", "bf16", "--context", context, "--batch", batch];
-        json(&[&step[..], &sizes].concat())["seconds"].as_f64().expect("a time")
-    };
-    let steps = [("2047", "7"), ("2048", "7"), ("2047", "8"), ("2048", "8"), ("2047", "9")];
-    let steps = steps.map(|(context, batch)| seconds(context, batch));
-    assert!(steps.is_sorted(), "{steps:?}");
-}
-
 /// Otherwise this would take hours.
 #[test]
 fn ten_thousand_ranks_that_are_alike_are_simulated_as_one() {

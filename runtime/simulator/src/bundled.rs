@@ -8,15 +8,7 @@ const FILES: [(&str, &str); 4] = [
 ];
 
 /// The names of the machines.
-pub(crate) const NAMES: [&str; FILES.len()] = {
-    let mut names = [""; FILES.len()];
-    let mut index = 0;
-    while index < names.len() {
-        names[index] = FILES[index].0;
-        index += 1;
-    }
-    names
-};
+pub(crate) const NAMES: [&str; FILES.len()] = [FILES[0].0, FILES[1].0, FILES[2].0, FILES[3].0];
 
 /// Returns the file of the machine of that name.
 pub(crate) fn file(name: &str) -> Option<&'static str> {

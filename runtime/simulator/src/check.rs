@@ -1,18 +1,16 @@
-//! The judge of schedules: whether all operations of all ranks complete, decided without running them.
+//! The judge of schedules: whether all operations of all ranks complete, decided without running
+//! them.
 //!
-//! CHECK.md beside the sources has the format, the rules, and the reason why one order decides for all timings. In reading order:
-//! `schedules` (what the hosts of all ranks do), `json`, `records` (the same of a world that was cut off), `judge`, `verdict`, `explanation`
-//! and `cycles` (the shortest reason for a deadlock), `ranks` (lists of ranks in words).
+//! CHECK.md beside the sources has the format, the rules, and the reason why one order decides for
+//! all timings. In reading order: `schedules` (what the hosts of all ranks do), `json`, `records`
+//! (the same of a world that was cut off), `judge`, `verdict`, `explanation` and `cycles` (the
+//! shortest reason for a deadlock), `ranks` (lists of ranks in words).
 
-mod cycles;
 mod explanation;
 mod json;
 mod judge;
-mod ranks;
 mod records;
 mod schedules;
-mod verdict;
 
-pub use self::judge::judge;
+pub use self::judge::{Call, Deadlock, Mismatch, Verdict, judge};
 pub use self::schedules::{CommunicatorId, Issue, Schedules};
-pub use self::verdict::{Call, Deadlock, Mismatch, Verdict};

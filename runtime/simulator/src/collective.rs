@@ -1,21 +1,20 @@
 //! The times of collectives, by the shape of a group.
 //!
-//! On cards, the algorithms are NCCL's ring and double binary tree with its three protocols, with the constants by which NCCL itself
-//! chooses among them (`src/graph/tuning.cc` of NCCL 2.30, in the functions `ncclTopoTuneModel` and `ncclTopoGetAlgoTime`).
-//! On a host, a collective is passes over memory (docs/performance.md, "Collectives between threads").
+//! On cards, the algorithms are NCCL's ring and double binary tree with its three protocols, with
+//! the constants by which NCCL itself chooses among them (`src/graph/tuning.cc` of NCCL 2.30, in
+//! the functions `ncclTopoTuneModel` and `ncclTopoGetAlgoTime`). On a host, a collective is passes
+//! over memory (docs/performance.md, "Collectives between threads").
 
 mod cards;
-mod protocol;
 mod shape;
-mod threads;
 
 #[cfg(test)]
 mod tests;
 
 pub use self::shape::{Shape, Shapes};
 
-use crate::machine::Kind;
-use crate::{Machine, Time};
+use crate::Time;
+use crate::machine::{Kind, Machine, Threads};
 
 /// A collective whose time can be predicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,14 +34,17 @@ pub enum Collective {
 pub struct CollectiveCost {
     /// From the moment at which its last member is ready to its end on all members.
     pub time: Time,
-    /// The part of it in which a member's links carry bytes, by [`Level`](crate::Level). On a host, the level of the machine is its memory.
+    /// The part of it in which a member's links carry bytes, by [`Level`](crate::Level). On a host,
+    /// the level of the machine is its memory.
     pub busy: [Time; 2],
 }
 
-/// The cost of a collective of a group of this shape. All groups of the axis make it at the same time.
+/// Returns the cost of a collective of a group of this shape. All groups of the axis make it at the
+/// same time.
 ///
-/// `bytes` are those of the larger of a member's two buffers: all parts of an all_gather, the contribution of a reduce_scatter. On cards, a
-/// call of no bytes takes no time, since NCCL leaves it out. A group of one member copies its buffer.
+/// `bytes` are those of the larger of a member's two buffers: all parts of an all_gather, the
+/// contribution of a reduce_scatter. On cards, a call of no bytes takes no time, since NCCL leaves
+/// it out. A group of one member copies its buffer.
 ///
 /// ```
 /// use hsdp_simulator::{Collective, Machine, Shapes, collective_cost};
@@ -60,35 +62,39 @@ pub fn collective_cost(
     bytes: u64,
 ) -> CollectiveCost {
     let in_memory =
-        |idle| Cost { idle, carrying: [threads::passes(machine, shape, collective, bytes), 0.0] };
+        |idle| Cost { idle, carrying: [memory_passes(machine, shape, collective, bytes), 0.0] };
     let cost = match &machine.kind {
         _ if shape.members() == 1 => in_memory(0.0),
-        Kind::Host(host) => in_memory(threads::meeting(machine, host, shape)),
+        Kind::Host(host) => in_memory(meeting(machine, host, shape)),
         Kind::Device(_) if bytes == 0 => Cost::default(),
         Kind::Device(device) => {
             let cost = cards::Route::new(machine, device, shape).cost(collective, bytes);
             Cost { idle: cost.idle + machine.calls.start.value(), ..cost }
         }
     };
-    CollectiveCost { time: saturated(cost.seconds()), busy: cost.carrying.map(saturated) }
+    CollectiveCost {
+        time: Time::saturating(cost.seconds()),
+        busy: cost.carrying.map(Time::saturating),
+    }
 }
 
 /// The ranks that send to one in the tree of an exchange (`comm/REMOTE.md`, "Exchanges").
 const CHILDREN: usize = 32;
 
-/// The time of an exchange of all ranks on the control channel, of which `world` is the shape: a header or an agreement of a step, whose few
-/// bytes take no time.
+/// Returns the time of an exchange of all ranks on the control channel, of which `world` is the
+/// shape: a header or an agreement of a step, whose few bytes take no time.
 ///
-/// On a host it is a meeting of threads. Ranks with cards are processes: messages go up a tree, and down again.
+/// On a host it is a meeting of threads. Ranks with cards are processes: messages go up a tree, and
+/// down again.
 #[must_use]
 pub(crate) fn exchange_time(machine: &Machine, world: &Shape) -> Time {
     match &machine.kind {
         _ if world.members() == 1 => Time::ZERO,
-        Kind::Host(host) => saturated(threads::meeting(machine, host, world)),
+        Kind::Host(host) => Time::saturating(meeting(machine, host, world)),
         Kind::Device(device) => {
             let above = |rank: &usize| (*rank > 0).then(|| (rank - 1) / CHILDREN);
             let depth = std::iter::successors(Some(world.members() - 1), above).count() - 1;
-            saturated(device.host.message.value()) * (2 * depth as u64)
+            Time::saturating(device.host.message.value()) * (2 * depth as u64)
         }
     }
 }
@@ -109,7 +115,36 @@ impl Cost {
     }
 }
 
-/// The time, or the longest one. No number of a machine makes it negative or undefined.
-fn saturated(seconds: f64) -> Time {
-    Time::from_seconds(seconds).unwrap_or(Time::MAX)
+/// Returns the time of the passes over memory of a collective, in seconds.
+///
+/// With `n` members and buffers of `s` bytes (docs/performance.md, "Collectives between threads"):
+/// - all_gather: `s` read, `n s` written past the caches
+/// - reduce_scatter: `n s` read, `s` written after its lines were read
+/// - all_reduce and all_to_all: `n s` read, `n s` written
+///
+/// All groups that make it at the same time share the bandwidth.
+fn memory_passes(machine: &Machine, shape: &Shape, collective: Collective, bytes: u64) -> f64 {
+    let n = shape.members() as f64;
+    let buffers = match collective {
+        Collective::AllGather => 1.0 + n,
+        Collective::ReduceScatter => n + 2.0,
+        Collective::AllReduce | Collective::AllToAll => 2.0 * n,
+    };
+    let bandwidth = machine.memory.bandwidth.value() * machine.memory.efficiency.value();
+    buffers * bytes as f64 * groups(machine, shape) / bandwidth
+}
+
+/// Returns the time in which the members of a group meet, in seconds: if there are more ranks than
+/// cores, threads sleep while others run, and a core has one after the other.
+fn meeting(machine: &Machine, host: &Threads, shape: &Shape) -> f64 {
+    let ranks = shape.members() as f64 * groups(machine, shape);
+    let turns = (ranks / machine.ranks.value()).ceil() - 1.0;
+    machine.calls.start.value() + turns * host.switch.value()
+}
+
+/// Groups that share the memory: on cards each rank has its own.
+fn groups(machine: &Machine, shape: &Shape) -> f64 {
+    let shared =
+        shape.parts().iter().map(|part| part.groups).max().filter(|_| machine.device().is_none());
+    shared.unwrap_or(1) as f64
 }

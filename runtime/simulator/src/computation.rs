@@ -1,27 +1,23 @@
-//! The time that a rank computes: by the shapes of its model, kernel by kernel. SIMULATOR.md, "Computation".
+//! The time that a rank computes: by the shapes of its model, kernel by kernel. SIMULATOR.md,
+//! "Computation".
 
-mod batch;
-mod gpt;
-mod kept;
 mod kernels;
-mod phases;
-mod processor;
 mod shapes;
-mod totals;
 
 #[cfg(test)]
 mod tests;
 
-use hsdp_sharding::{ByteCount, DType, ModelSpec, UnitId};
+use std::fmt;
+use std::str::FromStr;
 
-pub use self::batch::{Batch, Recompute};
-pub use self::gpt::Gpt;
-pub(crate) use self::phases::update_bytes;
-pub use self::processor::Processor;
-pub use self::shapes::{Attention, Hints, Scores, is_attention, is_lookup};
+use hsdp_sharding::{ByteCount, DType, ModelSpec, Role, UnitId};
+
+pub use self::kernels::Processor;
+pub(crate) use self::kernels::update_bytes;
+pub use self::shapes::{Attention, Gpt, Hints, Scores, is_attention, is_lookup};
 
 use self::kernels::Kernels;
-use self::shapes::{Product, Tied, UnitShapes};
+use self::shapes::{MatrixProduct, Tied, UnitShapes};
 use crate::{Error, WorkCost};
 
 /// The computation of a model, unit by unit, in the order of the forward.
@@ -30,7 +26,8 @@ pub struct Computation {
     units: Vec<UnitShapes>,
     /// Whether each unit has the shapes of the unit before it, and so its costs.
     repeats: Vec<bool>,
-    /// The products with aliases of matrices, such as a tied head. They follow the last unit in the forward.
+    /// The products with aliases of matrices, such as a tied head. They follow the last unit in the
+    /// forward.
     tied: Vec<Tied>,
     /// The results of the last product, by token: those of which the loss is computed.
     classes: usize,
@@ -39,10 +36,11 @@ pub struct Computation {
 }
 
 impl Computation {
-    /// The computation of a model.
+    /// Returns the computation of a model.
     ///
-    /// A parameter with two dims is the matrix of a product, whichever dim is that of the inputs, unless it is a lookup. An alias of such a
-    /// parameter, or of a lookup, is the matrix of one more product after the last unit, as the head of a model with tied embeddings. All other
+    /// A parameter with two dims is the matrix of a product, whichever dim is that of the inputs,
+    /// unless it is a lookup. An alias of such a parameter, or of a lookup, is the matrix of one
+    /// more product after the last unit, as the head of a model with tied embeddings. All other
     /// parameters cost only the time to add up their gradients.
     ///
     /// # Errors
@@ -55,7 +53,7 @@ impl Computation {
         let targets = model.ties().filter_map(|(alias, _)| model.find(alias));
         let tied = targets.filter_map(|id| {
             let compute = model[id.unit].compute_dtype;
-            Some(Tied { product: Product::of(&model[id])?, compute })
+            Some(Tied { product: MatrixProduct::of(&model[id])?, compute })
         });
         let tied: Vec<_> = tied.collect();
         let of_unit = |unit: &UnitShapes| Some((unit.products.last()?.larger(), unit.compute));
@@ -66,12 +64,12 @@ impl Computation {
         Ok(Self { units, repeats, tied, classes, classes_in })
     }
 
-    fn products(&self) -> impl Iterator<Item = &Product> {
+    fn products(&self) -> impl Iterator<Item = &MatrixProduct> {
         let tied = self.tied.iter().map(|tied| &tied.product);
         self.units.iter().flat_map(|unit| &unit.products).chain(tied)
     }
 
-    /// The cost of the forward of a unit.
+    /// Returns the cost of the forward of a unit.
     ///
     /// # Panics
     /// If the model has no such unit, or no training computes in the dtype of the batch. The other
@@ -84,7 +82,7 @@ impl Computation {
         kernels.cost()
     }
 
-    /// The cost of the loss and of its gradient, with the forward of tied products.
+    /// Returns the cost of the loss and of its gradient, with the forward of tied products.
     #[must_use]
     pub fn loss(&self, batch: &Batch, on: &Processor) -> WorkCost {
         let mut kernels = Kernels::new(on, batch.dtype);
@@ -96,8 +94,8 @@ impl Computation {
         kernels.cost()
     }
 
-    /// The cost of the backward of a unit, with what is computed again of its forward. That of the last unit begins with the backward of tied
-    /// products.
+    /// Returns the cost of the backward of a unit, including the part of its forward that is
+    /// computed again. The backward of the last unit begins with the backward of tied products.
     #[must_use]
     pub fn backward(&self, unit: UnitId, batch: &Batch, on: &Processor) -> WorkCost {
         let mut kernels = Kernels::new(on, batch.dtype);
@@ -140,16 +138,180 @@ impl Computation {
         self.repeats.iter().enumerate().map(of_unit).collect()
     }
 
-    /// The bytes that a unit's forward keeps for its backward in a microbatch. Parameters are not among them.
+    /// Returns the bytes that a unit's forward keeps for its backward in a microbatch. Parameters
+    /// are not among them.
     #[must_use]
     pub fn kept(&self, unit: UnitId, batch: &Batch) -> ByteCount {
-        kept::of_unit(&self.units[unit.index()], batch)
+        kept_by_unit(&self.units[unit.index()], batch)
     }
 
-    /// The most bytes of activations at a time: all that the forward of a microbatch keeps, the results of the last product with their
-    /// gradient, and what the backward of one unit computes again.
+    /// Returns the most bytes of activations at a time: all that the forward of a microbatch keeps,
+    /// the results of the last product with their gradient, and what the backward of one unit
+    /// computes again.
     #[must_use]
     pub fn most_kept(&self, batch: &Batch) -> ByteCount {
-        kept::of_model(&self.units, (self.classes, self.classes_in), batch)
+        kept_by_model(&self.units, self.classes, self.classes_in, batch)
+    }
+}
+
+impl Computation {
+    /// Sums the costs of a microbatch: all of its kernels, and all launches of the host.
+    #[must_use]
+    pub(crate) fn of_microbatch(&self, batch: &Batch, on: &Processor) -> WorkCost {
+        let costs = self.forwards(batch, on).into_iter().chain(self.backwards(batch, on));
+        let sum = |sum: WorkCost, cost: WorkCost| WorkCost {
+            host: sum.host + cost.host,
+            device: sum.device + cost.device,
+        };
+        costs.chain([self.loss(batch, on)]).fold(WorkCost::default(), sum)
+    }
+
+    /// Returns the floating-point operations of the forward and the backward of a microbatch,
+    /// without what is computed again: for each token two by element of a product's matrix, two for
+    /// the gradient of its inputs, and two for that of a matrix that is trained; and those of
+    /// attention.
+    #[must_use]
+    pub fn flops(&self, batch: &Batch) -> f64 {
+        let products = self.products();
+        let attentions = self.units.iter().filter_map(|unit| unit.attention.as_ref());
+        let of_products = products.map(|it| of_product(it, batch));
+        let of_attentions = attentions.map(|it| of_attention(it, batch));
+        // An empty sum is -0.
+        of_products.chain(of_attentions).fold(0.0, |sum, it| sum + it)
+    }
+}
+
+fn of_product(product: &MatrixProduct, batch: &Batch) -> f64 {
+    let times = if product.role == Role::Trainable { 3.0 } else { 2.0 };
+    2.0 * times * product.elements() * batch.tokens()
+}
+
+/// Returns the operations of two products over all scores, and of four for their gradients.
+fn of_attention(attention: &Attention, batch: &Batch) -> f64 {
+    6.0 * 2.0 * batch.scores(attention) * attention.size as f64
+}
+
+// Activations: of a GPT without recomputation, the sizes below are within a tenth of the formula of
+// Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022): 34
+// bytes for each token and element of the width, and 5 for each score.
+
+/// Elements that are kept by stored score: normalized, dropped out, and which were dropped, in half
+/// an element.
+const OF_SCORE: f64 = 2.5;
+/// Bytes by class and token, beside the result itself: that in f32, and its gradient.
+const OF_CLASS: f64 = 8.0;
+
+fn kept_by_unit(unit: &UnitShapes, batch: &Batch) -> ByteCount {
+    bytes(kept_bytes(unit, batch))
+}
+
+/// Returns the bytes of all units, and of the results at the end of the forward, or later of what
+/// one unit after the other computes again. The results are `classes` a token, in the dtype
+/// `compute` if their unit declares one.
+fn kept_by_model(
+    units: &[UnitShapes],
+    classes: usize,
+    compute: Option<DType>,
+    batch: &Batch,
+) -> ByteCount {
+    let all: f64 = units.iter().map(|unit| kept_bytes(unit, batch)).sum();
+    let whole = Batch { recompute: Recompute::Nothing, ..*batch };
+    let again = units.iter().map(|unit| kept_bytes(unit, &whole) - kept_bytes(unit, batch));
+    let again = again.fold(0.0, f64::max);
+    let results = (OF_CLASS + batch.element(compute)) * classes as f64 * batch.tokens();
+    bytes(all + again.max(results))
+}
+
+/// Returns the bytes that a unit keeps.
+fn kept_bytes(unit: &UnitShapes, batch: &Batch) -> f64 {
+    // The first product may be narrower, such as that of an adapter.
+    let inputs = unit.products.iter().map(MatrixProduct::smaller).max().unwrap_or(0) as f64;
+    let computed = unit.widths() * batch.tokens();
+    let stored = unit.attention.filter(|it| it.scores == Scores::Stored);
+    let scores = stored.map_or(0.0, |attention| batch.scores(&attention));
+    let elements = match batch.recompute {
+        Recompute::Nothing => OF_SCORE.mul_add(scores, computed),
+        Recompute::Attention => computed,
+        Recompute::Unit => inputs * batch.tokens(),
+    };
+    elements * batch.element(unit.compute)
+}
+
+fn bytes(count: f64) -> ByteCount {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "casts of floats saturate, and no count is negative"
+    )]
+    let count = count.ceil() as u64;
+    ByteCount(count)
+}
+
+/// The data of a rank's microbatch, and how it is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// Sequences.
+    pub sequences: usize,
+    /// Tokens of a sequence.
+    pub context: usize,
+    /// The dtype of activations and full parameters of units that declare none.
+    pub dtype: DType,
+    /// The part of a forward that the backward computes again.
+    pub recompute: Recompute,
+}
+
+impl Batch {
+    const fn tokens(&self) -> f64 {
+        self.sequences as f64 * self.context as f64
+    }
+
+    /// Bytes of an element of activations, in a unit that declares the dtype `compute`.
+    fn element(&self, compute: Option<DType>) -> f64 {
+        compute.unwrap_or(self.dtype).size_bytes() as f64
+    }
+}
+
+/// The part of a unit's forward that its backward computes again, instead of keeping it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Recompute {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// Attention from queries, keys and values on: its scores take the most memory, and few
+    /// operations.
+    Attention,
+    /// All of it: only the inputs of units are kept.
+    Unit,
+}
+
+impl Recompute {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Nothing, Self::Attention, Self::Unit];
+
+    /// Returns its name on a command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Nothing => "nothing",
+            Self::Attention => "attention",
+            Self::Unit => "unit",
+        }
+    }
+}
+
+impl fmt::Display for Recompute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Recompute {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let unknown = || Error::Computation {
+            problem: format!("{text:?} cannot be recomputed: expected nothing, attention or unit"),
+        };
+        Self::ALL.into_iter().find(|it| it.name() == text).ok_or_else(unknown)
     }
 }

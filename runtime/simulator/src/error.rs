@@ -4,7 +4,8 @@ use hsdp_sharding::Mesh;
 
 use crate::bundled;
 
-/// The reason why a schedule, a machine or a simulation was refused. Every variant is a mistake of the input.
+/// The reason why a schedule, a machine or a simulation was refused. Every variant is a mistake of
+/// the input.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -115,7 +116,7 @@ pub enum Error {
     },
 }
 
-/// A place that is unknown is empty, or a point or a question mark.
+/// Puts the place before the problem, unless it is unknown: empty, a point or a question mark.
 fn at(place: &str, problem: &str) -> String {
     match place {
         "" | "." | "?" => problem.to_owned(),

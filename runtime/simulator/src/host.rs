@@ -29,7 +29,18 @@ pub enum Microbatches {
     Asked(u64),
 }
 
-/// Whether a rank has data for a step. Ranks without data take part with weight 0 (`Uneven::ZeroWeight`).
+impl Microbatches {
+    /// Returns the number of microbatches.
+    #[must_use]
+    pub const fn count(self) -> u64 {
+        match self {
+            Self::Given(count) | Self::Asked(count) => count,
+        }
+    }
+}
+
+/// Whether a rank has data for a step. Ranks without data take part with weight 0
+/// (`Uneven::ZeroWeight`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Data {
     /// It computes.
@@ -71,12 +82,12 @@ pub struct Operation {
 }
 
 impl Operation {
-    /// The bytes of its elements.
+    /// Returns the bytes of its elements.
     pub(crate) fn bytes(&self) -> u64 {
         (self.elements as u64).saturating_mul(self.dtype.size_bytes() as u64)
     }
 
-    /// Its tag in a step and a microbatch of the first model of a world.
+    /// Returns its tag in a step and a microbatch of the first model of a world.
     #[must_use]
     pub fn tag(&self, step: u64, microbatch: usize) -> Tag {
         let tag = Tag::new(self.stage).model(ModelLabel::FIRST).step(step).microbatch(microbatch);
@@ -89,14 +100,60 @@ impl Operation {
 pub enum Reference {
     /// The operation of this block with this index.
     Here(usize),
-    /// The reduce-scatter with this place in the plan's order, in the microbatch before; nothing in the first microbatch.
+    /// The reduce-scatter with this place in the plan's order, in the microbatch before; nothing in
+    /// the first microbatch.
     Earlier(usize),
+}
+
+/// The operations that a walk through the blocks of a rank has issued, each as a handle.
+#[derive(Debug)]
+pub(crate) struct Issued<H> {
+    /// Operations of the block, by index.
+    here: Vec<Option<H>>,
+    /// Reduce-scatters of the microbatch before, in the plan's order.
+    earlier: Vec<H>,
+}
+
+impl<H> Default for Issued<H> {
+    fn default() -> Self {
+        Self { here: Vec::new(), earlier: Vec::new() }
+    }
+}
+
+impl<H: Clone> Issued<H> {
+    /// Begins a block.
+    pub(crate) fn begin(&mut self, block: &Block) {
+        self.here.clear();
+        self.here.resize(block.operations.len(), None);
+    }
+
+    /// Records an operation of the block.
+    pub(crate) fn set(&mut self, index: usize, handle: H) {
+        self.here[index] = Some(handle);
+    }
+
+    /// Finds an operation. There is no microbatch before the first.
+    pub(crate) fn find(&self, reference: Reference) -> Option<&H> {
+        match reference {
+            Reference::Here(index) => self.here[index].as_ref(),
+            Reference::Earlier(place) => self.earlier.get(place),
+        }
+    }
+
+    /// Ends a block. Its reduce-scatters become the earlier ones, unless it has none: the exchange
+    /// in which ranks say that they have no other microbatch is a block, too.
+    pub(crate) fn end(&mut self, block: &Block) {
+        if !block.scatters.is_empty() {
+            let scatters = block.scatters.iter();
+            self.earlier = scatters.filter_map(|index| self.here[*index].clone()).collect();
+        }
+    }
 }
 
 /// Computation of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
-    /// The forward of a unit.
+    /// Adds the forward of a unit.
     Forward(UnitId),
     /// The loss.
     Loss,
@@ -117,7 +174,8 @@ pub enum Work {
 pub enum Action {
     /// Issues an operation of this block, unless [`IssueReady`](Self::IssueReady) has issued it.
     Issue(usize),
-    /// Issues the next of the block's [all-reduces](Block::all_reduces), as far as their reduce-scatters are complete.
+    /// Issues the next of the block's [all-reduces](Block::all_reduces), as far as their
+    /// reduce-scatters are complete.
     IssueReady,
     /// The result is needed for what follows.
     Need(Reference),
@@ -136,15 +194,18 @@ pub struct Block {
     pub times: u64,
     /// The microbatch that its first time is or belongs to, from 0.
     pub microbatch: u64,
-    /// Its operations; each channel issues its own in this order, and where all channels are one sequence, all are.
+    /// Its operations; each channel issues its own in this order, and where all channels are one
+    /// sequence, all are.
     pub operations: Vec<Operation>,
-    /// By operation: its place among all of the block, sorted by channel. It is the same on all members, unlike the index.
+    /// Place of each operation among all of the block, sorted by channel. It is equal on all
+    /// members, unlike the index.
     pub places: Vec<usize>,
     /// The actions.
     pub actions: Vec<Action>,
     /// The indices of its reduce-scatters, in the order of issue.
     pub scatters: Vec<usize>,
-    /// All-reduces that are issued once their reduce-scatters are complete, in order: the reduce-scatter that each follows, and its own index.
+    /// All-reduces that are issued once their reduce-scatters are complete, in order: the
+    /// reduce-scatter that each follows, and its own index.
     pub all_reduces: Vec<(Reference, usize)>,
 }
 
@@ -156,15 +217,18 @@ pub struct Order {
 }
 
 impl Order {
-    /// The order of a rank's step by a plan, whose units the forward uses in the plan's order, in every step but the first.
+    /// Returns the order of a rank's step by a plan, whose units the forward uses in the plan's
+    /// order, in every step but the first.
     ///
-    /// It holds for optimizers that exchange nothing. All ranks have the same operations in each channel, in the same order.
+    /// It holds for optimizers that exchange nothing. All ranks have the same operations in each
+    /// channel, in the same order.
     #[must_use]
     pub fn of(plan: &Arc<Plan>, step: Step) -> Self {
         Self { blocks: Script::new(plan, step).run() }
     }
 
-    /// All operations, each with its microbatch: in the order of issue, channel by channel, and over all channels on a device.
+    /// Returns all operations, each with its microbatch: in the order of issue, channel by channel,
+    /// and over all channels on a device.
     pub fn operations(&self) -> impl Iterator<Item = (u64, &Operation)> {
         let block = |block: &'_ Block| block.microbatch..block.microbatch + block.times;
         let times =

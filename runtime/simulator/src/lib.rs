@@ -1,7 +1,8 @@
-//! Predictions for plans of hsdp: the order of all operations of a step, the time that it takes on a machine, and a judge of schedules.
+//! Predictions for plans of hsdp: the order of all operations of a step, the time that it takes on
+//! a machine, and a judge of schedules.
 //!
-//! The crate computes: it runs no rank, reads no clock and no files. SIMULATOR.md beside the sources says what is modelled; CHECK.md has the
-//! rules of the judge.
+//! The crate computes: it runs no rank, reads no clock and no files. SIMULATOR.md beside the
+//! sources says what is modelled; CHECK.md has the rules of the judge.
 
 #![forbid(unsafe_code)]
 
@@ -16,12 +17,12 @@ pub mod machine;
 mod prediction;
 mod search;
 mod simulation;
-mod stated;
 mod time;
 mod traces;
 
 pub use self::calibrate::{
-    AllReduceRow, Errors, Fit, Fitted, Measurements, StepRow, fit, read_all_reduces, read_steps,
+    AllReduceRow, Errors, Fit, Fitted, Measurements, StatedError, StepRow, fit, read_all_reduces,
+    read_steps,
 };
 pub use self::check::{Call, CommunicatorId, Deadlock, Issue, Mismatch, Schedules, Verdict, judge};
 pub use self::collective::{Collective, CollectiveCost, Shape, Shapes, collective_cost};
@@ -41,6 +42,5 @@ pub use self::simulation::{
     Costs, Lane, Level, OperationCost, Orders, RankTiming, Share, Shares, Span, Streams, Timing,
     What, WorkCost, simulate, trace,
 };
-pub use self::stated::StatedError;
 pub use self::time::Time;
 pub use self::traces::Traces;

@@ -1,20 +1,17 @@
 //! The prediction of a step: a plan and its computation, on a machine.
 
-mod memory;
-mod of_row;
 mod on_machine;
 mod placed;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use hsdp_sharding::{Offload, Plan};
+use hsdp_sharding::{ByteCount, MemoryPlan, Offload, Plan, UnitId};
 
-pub use self::memory::StepMemory;
-pub(crate) use self::on_machine::{Groups, OnMachine, check_update, update_cost};
+pub(crate) use self::on_machine::{MeshGroups, OnMachine, PlanSizes, check_update, update_cost};
 pub use self::placed::{Placed, Placing};
-use crate::host::{Data, LossScale, Microbatches, Order, Placement, Step};
-use crate::simulation::{Costs, Orders, Timing, simulate_among};
+
+use crate::host::{Microbatches, Placement};
+use crate::simulation::{Costs, Orders, Timing};
 use crate::{Batch, Computation, Error, Level, Machine, Time};
 
 /// A step that all ranks make with data.
@@ -39,7 +36,8 @@ pub struct Prediction {
     pub timing: Timing,
     /// The tokens of all ranks.
     pub tokens: u64,
-    /// The floating-point operations of the model on all ranks: forward and backward, without what is computed again.
+    /// The floating-point operations of the model on all ranks: forward and backward, without what
+    /// is computed again.
     pub flops: f64,
     /// The peak of all processors together, in flop/s of the dtype in which the model computes.
     pub peak: f64,
@@ -60,13 +58,13 @@ impl Prediction {
         self.flops / self.timing.step.seconds() / self.peak
     }
 
-    /// The part of the step for which the links of a rank of this color carry bytes.
+    /// Returns the part of the step for which the links of a rank of this color carry bytes.
     ///
     /// # Panics
     /// If there is no such color.
     #[must_use]
     pub fn link_utilisation(&self, color: usize, level: Level) -> f64 {
-        let busy = self.timing.ranks[color].shares.busy[level as usize];
+        let busy = self.timing.ranks[color].shares.busy(level);
         busy.seconds() / self.timing.step.seconds()
     }
 }
@@ -75,10 +73,12 @@ impl Workload {
     /// Predicts the step on a machine.
     ///
     /// # Errors
-    /// [`Error::TooManyRanks`] if the machine has too few cards and no network; [`Error::Computation`] for a dtype in which no training
-    /// computes, and for an update of whole matrices, as by Muon; [`Error::TooLong`] for a step of 213 days, the longest [`Time`], or longer.
+    /// [`Error::TooManyRanks`] if the machine has too few cards and no network;
+    /// [`Error::Computation`] for a dtype in which no training computes, and for an update of whole
+    /// matrices, as by Muon; [`Error::TooLong`] for a step of 213 days, the longest [`Time`], or
+    /// longer.
     pub fn predict(&self, machine: &Machine) -> Result<Prediction, Error> {
-        Ok(self.prediction(machine, self.timing(machine)?))
+        Ok(self.prediction(machine, self.placed(machine)?.timing(machine)?))
     }
 
     /// Predicts its time alone, many times as fast.
@@ -86,55 +86,35 @@ impl Workload {
     /// # Errors
     /// Errors of [`predict`](Self::predict).
     pub fn time(&self, machine: &Machine) -> Result<Time, Error> {
-        Ok(self.timing(machine)?.step)
+        self.placed(machine)?.time(machine)
     }
 
-    fn timing(&self, machine: &Machine) -> Result<Timing, Error> {
+    fn placed(&self, machine: &Machine) -> Result<Placed, Error> {
         check_update(&self.plan)?;
-        let groups = Groups::new(self.plan.mesh(), machine)?;
-        self.timing_among(machine, &Arc::new(groups))
+        let groups = Arc::new(MeshGroups::new(self.plan.mesh(), machine)?);
+        Placed::among(self, machine, groups)
     }
 
-    /// Predicts the time on a mesh that is placed.
-    ///
-    /// # Errors
-    /// [`Error::Computation`] and [`Error::TooLong`], as [`predict`](Self::predict).
-    pub(crate) fn timing_among(
-        &self,
-        machine: &Machine,
-        groups: &Arc<Groups>,
-    ) -> Result<Timing, Error> {
-        let costs = OnMachine::among(self, machine, Arc::clone(groups))?;
-        checked(simulate_among(&self.orders(machine), &costs, groups.colors.clone())?)
-    }
-
-    /// The costs of its actions on a machine.
+    /// Returns the costs of its actions on a machine.
     ///
     /// # Errors
     /// Errors of [`predict`](Self::predict).
     pub fn costs<'a>(&self, machine: &'a Machine) -> Result<impl Costs + use<'a>, Error> {
-        OnMachine::new(self, machine)
+        let sizes = PlanSizes::of(&self.plan, self.offload)?;
+        let groups = Arc::new(MeshGroups::new(sizes.mesh, machine)?);
+        OnMachine::of(&self.computation, &self.batch, &sizes, machine, groups)
     }
 
-    /// The orders of all ranks on a machine.
+    /// Returns the orders of all ranks on a machine.
     #[must_use]
     pub fn orders(&self, machine: &Machine) -> Orders {
-        let placement = placement(machine);
-        let data = Data::Present;
-        let of = BTreeMap::from([(data, Order::of(&self.plan, self.step(placement)))]);
-        Orders { mesh: self.plan.mesh(), placement, of, absent: BTreeSet::new() }
+        Orders::all_present(&self.plan, self.microbatches, placement(machine))
     }
 
-    /// The step of a rank.
-    pub(crate) const fn step(&self, placement: Placement) -> Step {
-        let (microbatches, data, loss_scale) = (self.microbatches, Data::Present, LossScale::Fixed);
-        Step { microbatches, placement, data, loss_scale }
-    }
-
-    /// The prediction with a time that is known.
+    /// Returns the prediction with a time that is known.
     pub(crate) fn prediction(&self, machine: &Machine, timing: Timing) -> Prediction {
         let ranks = self.plan.mesh().world_size() as u64;
-        let (Microbatches::Given(count) | Microbatches::Asked(count)) = self.microbatches;
+        let count = self.microbatches.count();
         let tokens = (self.batch.sequences as u64)
             .saturating_mul(self.batch.context as u64)
             .saturating_mul(count)
@@ -155,12 +135,65 @@ impl Workload {
     }
 }
 
-/// Refuses a timing that has reached the longest time.
-fn checked(timing: Timing) -> Result<Timing, Error> {
-    if timing.step == Time::MAX { Err(Error::TooLong) } else { Ok(timing) }
-}
-
-/// The memory that holds the model.
+/// Returns the memory that holds the model.
 pub(crate) fn placement(machine: &Machine) -> Placement {
     if machine.device().is_some() { Placement::Device } else { Placement::Host }
+}
+
+/// The memory of a rank in a step: that of the plan, and that of the model's computation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepMemory {
+    /// Memory of the plan, where the model lies.
+    pub planned: MemoryPlan,
+    /// Memory of the plan on the host, for what is offloaded.
+    pub offloaded: MemoryPlan,
+    /// The activations of a microbatch, at their peak.
+    pub activations: ByteCount,
+    /// The gradients of the unit with the most bytes of them, before they are reduced.
+    pub gradients: ByteCount,
+}
+
+impl StepMemory {
+    fn of(workload: &Workload, placement: Placement) -> Self {
+        let Workload { plan, computation, batch, offload, .. } = workload;
+        let activations = computation.most_kept(batch);
+        Self { activations, ..Self::of_plan(plan, *offload, placement) }
+    }
+
+    /// Returns the memory of a plan, without activations.
+    pub(crate) fn of_plan(plan: &Plan, offload: Offload, placement: Placement) -> Self {
+        let (planned, offloaded) = match placement {
+            Placement::Host => (plan.memory(), MemoryPlan::default()),
+            Placement::Device => (plan.memory_on_device(offload), plan.memory_offloaded(offload)),
+        };
+        let of_unit =
+            |unit: UnitId| plan.spec()[unit].trainable_numel().bytes(plan.compute_dtype(unit));
+        let gradients = plan.spec().unit_ids().map(of_unit).max().unwrap_or_default();
+        Self { planned, offloaded, activations: ByteCount::ZERO, gradients }
+    }
+
+    /// Returns its parts where the model lies, by name.
+    #[must_use]
+    pub fn parts(&self) -> [(&'static str, ByteCount); 9] {
+        let [shard, gather_input, full, grad_full, partial, optimizer, update] =
+            self.planned.categories();
+        let activations = ("activations", self.activations);
+        let gradients = ("gradients", self.gradients);
+        [shard, gather_input, full, grad_full, partial, optimizer, update, activations, gradients]
+    }
+
+    /// Returns all of it, with the part in the host's memory.
+    #[must_use]
+    pub fn everywhere(&self) -> ByteCount {
+        ByteCount(self.total().get().saturating_add(self.offloaded.total().get()))
+    }
+
+    /// Returns all of it where the model lies, at most `u64::MAX`. Its parts may peak at different
+    /// times. An autograd may hold more: gradients of activations, and those of a unit while they
+    /// are reduced.
+    #[must_use]
+    pub fn total(&self) -> ByteCount {
+        let parts = [self.planned.total(), self.activations, self.gradients];
+        ByteCount(parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part.get())))
+    }
 }

@@ -8,30 +8,28 @@
 //! memory and is not behind it by an error.
 //!
 //! A step takes at least as long as the sums of what each rank's thread, device and stream do
-//! (`bound`). So candidates are simulated in the order of that bound until it is slower than the
+//! (`PlanCost`). So candidates are simulated in the order of that bound until it is slower than the
 //! fastest, and then in the order of their memory, as far as their bounds allow.
 //!
 //! Memory and time are bounded: [`Space`] refuses a search that is too large before any work, a
 //! candidate takes 40 bytes, plans are made again where they are simulated, and simulations have a
 //! budget. Candidates that are left out for want of it are counted.
 
-mod bound;
-mod candidate;
-mod fitting;
+mod candidates;
 mod space;
+
 #[cfg(test)]
 mod tests;
-mod unfit;
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 
-pub use self::candidate::{AfterForwards, Candidate, PlanChoice};
-use self::fitting::{Fit, Fitting};
-pub use self::space::Space;
-pub use self::unfit::Unfit;
+pub use self::space::{AfterForwards, Candidate, PlanChoice, Space, Unfit};
+
+use self::candidates::{FittingCandidate, FittingCandidates};
 use crate::simulation::Timing;
-use crate::{Error, Prediction, StatedError, Workload};
+use crate::{Error, Placed, Prediction, StatedError, Workload};
 
 /// A candidate that was simulated.
 #[derive(Clone, Debug)]
@@ -98,7 +96,7 @@ impl Search {
 
     /// Searches a space with a budget of simulations, in kinds of ranks and units.
     fn within(space: &Space<'_>, top: NonZeroUsize, budget: u64) -> Result<Self, Error> {
-        let fitting = Fitting::of(space)?;
+        let fitting = FittingCandidates::of(space)?;
         let mut searching = Searching::new(&fitting, budget);
         searching.find_fastest()?;
         let best = searching.list(top)?;
@@ -118,14 +116,14 @@ impl Search {
             return Err(Error::TooLong);
         }
         let Searching { fastest, error, .. } = searching;
-        let Fitting { unfit, candidates, .. } = fitting;
+        let FittingCandidates { unfit, candidates, .. } = fitting;
         Ok(Self { error, fastest, best, cells, unfit, candidates, simulated, over_budget })
     }
 }
 
 /// Knowledge of a candidate.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Known {
+enum CandidateState {
     /// Its bound.
     Bound,
     /// Its tokens a second.
@@ -136,11 +134,11 @@ enum Known {
 
 /// A search whose candidates are known.
 struct Searching<'a> {
-    fitting: &'a Fitting<'a>,
+    fitting: &'a FittingCandidates<'a>,
     error: StatedError,
     fastest: f64,
     /// Knowledge of each candidate.
-    known: Vec<Known>,
+    known: Vec<CandidateState>,
     /// Candidates, those with the highest bound first.
     by_bound: Vec<u32>,
     budget: u64,
@@ -148,7 +146,7 @@ struct Searching<'a> {
 }
 
 impl<'a> Searching<'a> {
-    fn new(fitting: &'a Fitting<'a>, budget: u64) -> Self {
+    fn new(fitting: &'a FittingCandidates<'a>, budget: u64) -> Self {
         let fits = &fitting.fits;
         let mut by_bound: Vec<u32> = fitting.indices().collect();
         by_bound.sort_by(|one, other| {
@@ -156,35 +154,35 @@ impl<'a> Searching<'a> {
             other.total_cmp(&one)
         });
         let error = fitting.space.machine.stated_error(fitting.space.ranks);
-        let known = vec![Known::Bound; fits.len()];
+        let known = vec![CandidateState::Bound; fits.len()];
         Self { fitting, error, fastest: 0.0, known, by_bound, budget, spent: 0 }
     }
 
-    fn fit(&self, index: u32) -> &'a Fit {
+    fn fit(&self, index: u32) -> &'a FittingCandidate {
         &self.fitting.fits[index as usize]
     }
 
     /// Returns the tokens a second of a candidate. It is simulated once; `None` if its simulation
     /// would take more than this part of the budget.
     fn speed(&mut self, index: u32, part: f64) -> Result<Option<f64>, Error> {
-        if let Known::Speed(speed) = self.known[index as usize] {
+        if let CandidateState::Speed(speed) = self.known[index as usize] {
             return Ok(Some(speed));
         }
         let fit = self.fit(index);
         if !self.spend(fit, part) {
-            self.known[index as usize] = Known::OverBudget;
+            self.known[index as usize] = CandidateState::OverBudget;
             return Ok(None);
         }
         let timing = self.simulate(fit)?.map(|(_, timing)| timing);
         let tokens = self.fitting.tokens(fit) as f64;
         let speed = timing.map_or(0.0, |it| tokens / it.step.seconds().max(LEAST_TIME));
-        self.known[index as usize] = Known::Speed(speed);
+        self.known[index as usize] = CandidateState::Speed(speed);
         self.fastest = self.fastest.max(speed);
         Ok(Some(speed))
     }
 
     /// Takes a simulation from the budget, and returns whether this part of it suffices.
-    fn spend(&mut self, fit: &Fit, part: f64) -> bool {
+    fn spend(&mut self, fit: &FittingCandidate, part: f64) -> bool {
         let colors = self.fitting.groups_of(fit).colors.len() as u64;
         let units = self.fitting.space.spec.units().len() as u64;
         let spent = self.spent.saturating_add(units.saturating_mul(colors + OF_PLAN));
@@ -197,10 +195,11 @@ impl<'a> Searching<'a> {
 
     /// Simulates a candidate. `None` if the step takes too long to have a time: it is no result,
     /// and others may be.
-    fn simulate(&self, fit: &Fit) -> Result<Option<(Workload, Timing)>, Error> {
+    fn simulate(&self, fit: &FittingCandidate) -> Result<Option<(Workload, Timing)>, Error> {
         let workload = self.fitting.workload(fit)?;
-        let groups = self.fitting.groups_of(fit);
-        match workload.timing_among(self.fitting.space.machine, groups) {
+        let groups = Arc::clone(self.fitting.groups_of(fit));
+        let machine = self.fitting.space.machine;
+        match Placed::among(&workload, machine, groups)?.timing(machine) {
             Err(Error::TooLong) => Ok(None),
             timing => Ok(Some((workload, timing?))),
         }
@@ -223,7 +222,7 @@ impl<'a> Searching<'a> {
         let fits = &self.fitting.fits;
         let mut by_memory: Vec<u32> = self.fitting.indices().collect();
         by_memory.sort_by_key(|index| fits[*index as usize].memory);
-        let mut listed = Listed::default();
+        let mut listed = BestList::default();
         let (fastest, least) = (self.fastest, self.fastest * LEAST_LISTED);
         let mut upper = f64::INFINITY;
         let mut lower = self.error.floor(fastest);
@@ -269,7 +268,7 @@ impl<'a> Searching<'a> {
     fn found(&mut self, index: u32, band: u32) -> Result<Option<Found>, Error> {
         let fit = self.fit(index);
         if !self.spend(fit, 1.0) {
-            self.known[index as usize] = Known::OverBudget;
+            self.known[index as usize] = CandidateState::OverBudget;
             return Ok(None);
         }
         let found = self.simulate(fit)?.map(|(workload, timing)| {
@@ -280,12 +279,12 @@ impl<'a> Searching<'a> {
         Ok(found)
     }
 
-    /// The fastest of each mesh and number of microbatches: to the error, since candidates that may
-    /// be faster by less are not simulated.
+    /// Returns the fastest of each mesh and number of microbatches: to the error, since candidates
+    /// that may be faster by less are not simulated.
     fn cells(&mut self) -> Result<BTreeMap<Cell, f64>, Error> {
         let mut cells: BTreeMap<Cell, f64> = BTreeMap::new();
         for index in self.fitting.indices() {
-            if let Known::Speed(speed) = self.known[index as usize] {
+            if let CandidateState::Speed(speed) = self.known[index as usize] {
                 let best = cells.entry(self.fitting.cell(self.fit(index))).or_default();
                 *best = best.max(speed);
             }
@@ -305,35 +304,31 @@ impl<'a> Searching<'a> {
         Ok(cells)
     }
 
-    /// The numbers of candidates that were simulated, and of those that were not, since the budget
-    /// was spent.
+    /// Returns the number of candidates that were simulated, and of those that were not, since the
+    /// budget was spent.
     fn counts(&self) -> (u64, u64) {
-        let is_simulated = |it: &&Known| matches!(it, Known::Speed(_));
-        let is_over = |it: &&Known| **it == Known::OverBudget;
-        let [simulated, over] = [
-            self.known.iter().filter(is_simulated).count(),
-            self.known.iter().filter(is_over).count(),
-        ];
-        (simulated as u64, over as u64)
+        let count = |is: fn(&&CandidateState) -> bool| self.known.iter().filter(is).count() as u64;
+        let simulated = count(|it| matches!(it, CandidateState::Speed(_)));
+        (simulated, count(|it| **it == CandidateState::OverBudget))
     }
 }
 
 /// The list, as far as it is made.
 #[derive(Default)]
-struct Listed {
+struct BestList {
     found: Vec<Found>,
     /// The least memory of a listed candidate, by mesh and tokens.
     least: HashMap<(usize, u64), u64>,
 }
 
-impl Listed {
-    /// Whether a listed candidate of the same mesh and tokens takes no more memory: all that follow
-    /// are no faster beyond the error.
-    fn has_as_good(&self, fitting: &Fitting<'_>, fit: &Fit) -> bool {
+impl BestList {
+    /// Returns whether a listed candidate of the same mesh and tokens takes no more memory: all
+    /// that follow are no faster beyond the error.
+    fn has_as_good(&self, fitting: &FittingCandidates<'_>, fit: &FittingCandidate) -> bool {
         self.least.get(&fitting.kind(fit)).is_some_and(|least| *least <= fit.memory)
     }
 
-    fn put(&mut self, fitting: &Fitting<'_>, fit: &Fit) {
+    fn put(&mut self, fitting: &FittingCandidates<'_>, fit: &FittingCandidate) {
         self.least.insert(fitting.kind(fit), fit.memory);
     }
 }

@@ -1,31 +1,33 @@
-//! A step over time: the orders of all ranks, with the costs of their actions. SIMULATOR.md, "Times" and "Ranks that are alike".
+//! A step over time: the orders of all ranks, with the costs of their actions. SIMULATOR.md,
+//! "Times" and "Ranks that are alike".
 
 mod actions;
 mod colors;
-mod costs;
 mod meetings;
 mod repetition;
 mod schedules;
-mod shares;
-mod span;
+
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::{Add, Mul};
+use std::sync::Arc;
 
-use hsdp_sharding::{Mesh, Rank};
+use hsdp_flight::Stage;
+pub use hsdp_sharding::step::Sequences as Streams;
+use hsdp_sharding::{Mesh, Plan, Rank};
+
+pub(crate) use self::colors::Colors;
+pub(crate) use self::meetings::stream;
 
 #[cfg(test)]
 pub(crate) use self::actions::actions_done;
-use self::actions::{Ranks, World};
-pub(crate) use self::colors::Colors;
-pub use self::costs::{Costs, Level, OperationCost, WorkCost};
-pub(crate) use self::meetings::stream;
+use self::actions::{ColorRanks, SimulatedWorld};
 use self::repetition::{Dependence, Repetition};
-pub use self::schedules::Streams;
-pub use self::shares::{Share, Shares};
-pub use self::span::{Lane, Span, What};
-use crate::host::{Data, Order, Placement};
+use crate::host::{
+    Data, LossScale, Members, Microbatches, Operation, Order, Placement, Step, Work,
+};
 use crate::{Error, Time};
 
 /// The orders of a step's ranks.
@@ -35,13 +37,23 @@ pub struct Orders {
     pub mesh: Mesh,
     /// The memory that holds the model.
     pub placement: Placement,
-    /// Of a rank with data, and of one without.
+    /// Order of a rank with data, and of one without.
     pub of: BTreeMap<Data, Order>,
     /// The ranks without data.
     pub absent: BTreeSet<Rank>,
 }
 
 impl Orders {
+    /// Returns the orders of a step by a plan in which all ranks have data, with a fixed loss
+    /// scale.
+    #[must_use]
+    pub fn all_present(plan: &Arc<Plan>, microbatches: Microbatches, placement: Placement) -> Self {
+        let data = Data::Present;
+        let step = Step { microbatches, placement, data, loss_scale: LossScale::Fixed };
+        let of = BTreeMap::from([(data, Order::of(plan, step))]);
+        Self { mesh: plan.mesh(), placement, of, absent: BTreeSet::new() }
+    }
+
     pub(crate) fn data(&self, rank: Rank) -> Data {
         if self.absent.contains(&rank) { Data::Absent } else { Data::Present }
     }
@@ -52,7 +64,7 @@ impl Orders {
 pub struct Timing {
     /// From the beginning of the step, the same on all ranks, to the end of the last update.
     pub step: Time,
-    /// Of each color: the ranks of this color, in order of their first ranks.
+    /// Times of the ranks of each color, in order of their first ranks.
     pub ranks: Vec<RankTiming>,
 }
 
@@ -72,7 +84,8 @@ pub struct RankTiming {
 /// Simulates a step.
 ///
 /// # Errors
-/// [`Error::Stuck`] if the orders of two ranks have other operations, so that ranks wait for each other.
+/// [`Error::Stuck`] if the orders of two ranks have other operations, so that ranks wait for each
+/// other.
 pub fn simulate(orders: &Orders, costs: &dyn Costs) -> Result<Timing, Error> {
     simulate_among(orders, costs, Colors::of_orders(orders, costs))
 }
@@ -108,7 +121,7 @@ impl Colors {
 
 struct Simulation<'a> {
     orders: Vec<&'a Order>,
-    world: World<'a>,
+    world: SimulatedWorld<'a>,
 }
 
 impl<'a> Simulation<'a> {
@@ -120,11 +133,11 @@ impl<'a> Simulation<'a> {
     ) -> Self {
         let order = |color: usize| &orders.of[&orders.data(colors.first(color))];
         let of_colors = (0..colors.len()).map(order).collect();
-        let world = World {
+        let world = SimulatedWorld {
             mesh: orders.mesh,
             placement: orders.placement,
             costs,
-            ranks: Ranks::new(&colors),
+            ranks: ColorRanks::new(&colors),
             colors,
             spans,
         };
@@ -146,7 +159,8 @@ impl<'a> Simulation<'a> {
         Ok(Timing { step, ranks })
     }
 
-    /// All times of a block: as soon as one leaves the same state as the one before, the others are not simulated.
+    /// Simulates all times of a block. As soon as one leaves the state of the one before, the
+    /// others are skipped.
     fn block(&mut self, index: usize) -> Result<(), Error> {
         let blocks: Vec<_> = self.orders.iter().map(|order| &order.blocks[index]).collect();
         let times = blocks[0].times;
@@ -164,5 +178,220 @@ impl<'a> Simulation<'a> {
             }
         }
         Ok(())
+    }
+}
+
+/// A level of links.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Level {
+    /// Within a machine.
+    Machine,
+    /// Between machines.
+    Network,
+}
+
+/// The cost of an operation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OperationCost {
+    /// Time of a member's host: the call, and on a host the member's part of the work.
+    pub host: Time,
+    /// From the moment at which all members are ready to the end.
+    pub link: Time,
+    /// The time for which a member's links carry its bytes, by level.
+    pub busy: [Time; 2],
+}
+
+/// The cost of computation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WorkCost {
+    /// Time of the host: the launches, and where the model is in host memory all the work.
+    pub host: Time,
+    /// Time of the device.
+    pub device: Time,
+}
+
+/// The costs of actions on a machine.
+pub trait Costs {
+    /// Returns a number that is the same for groups on which each operation has the same costs.
+    /// `first` is the first member of the group.
+    fn shape(&self, members: Members, first: Rank) -> usize;
+
+    /// Returns the cost of an operation of a group of this shape.
+    fn operation(&self, operation: &Operation, shape: usize) -> OperationCost;
+
+    /// Returns the cost of computation on a rank.
+    fn work(&self, work: Work) -> WorkCost;
+}
+
+/// The resource that is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Lane {
+    /// The rank's thread, which computes where the model is in host memory.
+    Host,
+    /// The stream of computation of a device.
+    Computation,
+    /// A stream of collectives, by number.
+    Collectives(usize),
+}
+
+/// A use of a resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// Computation.
+    Work(Work),
+    /// The launch of computation on a device.
+    Launch(Work),
+    /// An operation, from the time at which all members are ready.
+    Operation(Operation),
+    /// The thread's part of an operation: the call, and in host memory its part of the work.
+    Issue(Operation),
+    /// Waiting for an operation.
+    Wait(Operation),
+}
+
+/// The activity of the ranks of a color from one time to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The color.
+    pub color: usize,
+    /// The resource.
+    pub lane: Lane,
+    /// Its use.
+    pub what: What,
+    /// The microbatch, from 0.
+    pub microbatch: u64,
+    /// From this time on.
+    pub begins: Time,
+    /// Until this time.
+    pub ends: Time,
+    /// Waiting for members that are late: the time before an operation since this color was ready,
+    /// or the part of a wait.
+    pub late: Time,
+}
+
+impl Span {
+    /// Returns whether it takes time, or is one of those that are there even if they take none.
+    fn is_shown(&self) -> bool {
+        matches!(self.what, What::Work(_) | What::Operation(_)) || self.begins < self.ends
+    }
+}
+
+/// A part of a step's time. The parts of a rank add up to the time of its step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Share {
+    /// Forward, backward, loss, and the accumulation of gradients.
+    Computation,
+    /// The device waits for the host, which launches kernels and issues operations.
+    Host,
+    /// Gathers that computation waits for; where the model is in host memory, also the thread's
+    /// part of them.
+    Gathers,
+    /// Reduce-scatters that computation waits for, likewise.
+    Reductions,
+    /// All-reduces that computation waits for, likewise.
+    AllReduces,
+    /// The norm and the update.
+    Optimizer,
+    /// Exchanges on the control channel.
+    Exchanges,
+    /// Waiting for ranks that are late.
+    Waiting,
+}
+
+impl Share {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Computation,
+        Self::Host,
+        Self::Gathers,
+        Self::Reductions,
+        Self::AllReduces,
+        Self::Optimizer,
+        Self::Exchanges,
+        Self::Waiting,
+    ];
+
+    /// Returns its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Computation => "computation",
+            Self::Host => "host",
+            Self::Gathers => "exposed gathers",
+            Self::Reductions => "exposed reductions",
+            Self::AllReduces => "exposed all-reduces",
+            Self::Optimizer => "optimizer",
+            Self::Exchanges => "exchanges",
+            Self::Waiting => "waiting",
+        }
+    }
+
+    /// Returns the share of a wait for an operation of this stage.
+    const fn of(stage: Stage) -> Self {
+        match stage {
+            Stage::Gather => Self::Gathers,
+            Stage::Reduce => Self::Reductions,
+            Stage::AllReduce => Self::AllReduces,
+            _ => Self::Exchanges,
+        }
+    }
+
+    /// Returns the share of computation.
+    const fn of_work(work: Work) -> Self {
+        match work {
+            Work::Norm | Work::Update => Self::Optimizer,
+            _ => Self::Computation,
+        }
+    }
+}
+
+/// The time of each share, and the time for which a rank's links are busy, by level.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shares {
+    /// Times of the shares, then of the links by [`Level`].
+    times: [Time; Share::ALL.len() + 2],
+}
+
+impl Shares {
+    /// Returns the time of a share.
+    #[must_use]
+    pub fn of(&self, share: Share) -> Time {
+        self.times[share as usize]
+    }
+
+    /// Returns the time for which the rank's links carry bytes.
+    pub(crate) fn busy(&self, level: Level) -> Time {
+        self.times[Share::ALL.len() + level as usize]
+    }
+
+    /// Adds the time for which the rank's links carry bytes, by level.
+    fn carry(&mut self, busy: [Time; 2]) {
+        self.times[Share::ALL.len()..].iter_mut().zip(busy).for_each(|(time, it)| *time += it);
+    }
+
+    fn add(&mut self, share: Share, time: Time) {
+        self.times[share as usize] += time;
+    }
+
+    /// Returns the times since `earlier`.
+    fn since(&self, earlier: &Self) -> Self {
+        let since = |index: usize| self.times[index].saturating_sub(earlier.times[index]);
+        Self { times: std::array::from_fn(since) }
+    }
+}
+
+impl Add for Shares {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { times: std::array::from_fn(|index| self.times[index] + other.times[index]) }
+    }
+}
+
+impl Mul<u64> for Shares {
+    type Output = Self;
+
+    fn mul(self, times: u64) -> Self {
+        Self { times: self.times.map(|time| time * times) }
     }
 }

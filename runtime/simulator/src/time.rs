@@ -10,11 +10,14 @@ mod tests;
 /// Picoseconds of a second.
 const SECOND: u64 = 1_000_000_000_000;
 
-/// A duration, or a moment after the start of a simulation, in whole picoseconds: sums do not depend on their order.
+/// A duration, or a moment after the start of a simulation, in whole picoseconds: sums do not
+/// depend on their order.
 ///
-/// Sums and products saturate, so [`MAX`](Self::MAX), 213 days, stands for that time or any longer one.
+/// Sums and products saturate, so [`MAX`](Self::MAX), 213 days, stands for that time or any longer
+/// one.
 ///
-/// Displayed with four digits in the largest unit that gives at least 1: `0 s`, `12.34 us`, `1.5 ms`.
+/// Displayed with four digits in the largest unit that gives at least 1: `0 s`, `12.34 us`, `1.5
+/// ms`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time(u64);
 
@@ -24,42 +27,49 @@ impl Time {
     /// The longest time.
     pub const MAX: Self = Self(u64::MAX);
 
-    /// A time of `picoseconds`.
+    /// Returns a time of `picoseconds`.
     #[must_use]
     pub const fn from_picoseconds(picoseconds: u64) -> Self {
         Self(picoseconds)
     }
 
-    /// A time of `seconds`, rounded to the nearest picosecond. None if it is negative, infinite, not a number, or
-    /// longer than [`MAX`](Self::MAX).
+    /// Returns a time of `seconds`, rounded to the nearest picosecond, or `None` if it is negative,
+    /// infinite, not a number, or longer than [`MAX`](Self::MAX).
     #[must_use]
     pub fn from_seconds(seconds: f64) -> Option<Self> {
         let picoseconds = (seconds * SECOND as f64).round();
-        // The cast below is exact in this range: 2^64, the float that `u64::MAX` becomes, is outside.
+        // The cast below is exact in this range: 2^64, the float that `u64::MAX` becomes, is
+        // outside.
         (0.0..u64::MAX as f64).contains(&picoseconds).then_some(())?;
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "see above")]
         Some(Self(picoseconds as u64))
     }
 
-    /// The time in picoseconds.
+    /// Returns a time of `seconds`, or the longest one. No number of a machine makes `seconds`
+    /// negative or undefined.
+    pub(crate) fn saturating(seconds: f64) -> Self {
+        Self::from_seconds(seconds).unwrap_or(Self::MAX)
+    }
+
+    /// Returns the time in picoseconds.
     #[must_use]
     pub const fn picoseconds(self) -> u64 {
         self.0
     }
 
-    /// The time in seconds.
+    /// Returns the time in seconds.
     #[must_use]
     pub fn seconds(self) -> f64 {
         self.0 as f64 / SECOND as f64
     }
 
-    /// The sum; None if it exceeds [`MAX`](Self::MAX).
+    /// Returns the sum; None if it exceeds [`MAX`](Self::MAX).
     #[must_use]
     pub fn checked_add(self, other: Self) -> Option<Self> {
         self.0.checked_add(other.0).map(Self)
     }
 
-    /// The difference; [`ZERO`](Self::ZERO) if `other` is the longer one.
+    /// Returns the difference; [`ZERO`](Self::ZERO) if `other` is the longer one.
     #[must_use]
     pub const fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))

@@ -12,7 +12,7 @@ use hsdp_sharding::{Axis, Param, Rank};
 use crate::error::Error;
 use crate::options::{description, digest};
 use crate::state::context::Context;
-use crate::state::joint;
+use crate::state::control;
 use crate::state::shard::Shard;
 
 /// A word that ranks compare: its name, and lists of ranks that must have the same word.
@@ -158,7 +158,7 @@ pub(crate) fn of_replicas(context: &Context, shards: &[Shard], step: u64) -> Res
 /// The digest of the bits of the shards. A failure is told to the other ranks.
 fn of_shards(context: &Context, shards: &[Shard], step: u64) -> Result<u64, Error> {
     let parameters = || shards.iter().map(|shard| shard.in_f32(context));
-    joint::run(&context.world, step, || digest::of_parameters(parameters()))
+    control::between_steps(&context.world, step, || digest::of_parameters(parameters()))
 }
 
 /// Compares the words that all ranks have `said`, in rank order. Each rank has a word for each field,

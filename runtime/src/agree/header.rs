@@ -11,8 +11,7 @@ use hsdp_sharding::step::{Exchange, Headers, Intent};
 
 use crate::agree::comparison;
 use crate::error::{DataError, Error};
-use crate::options::samples::{NONE, Samples};
-use crate::options::uneven::{Input, Shutdown, Supply};
+use crate::options::{Input, NO_SAMPLES, Samples, Shutdown, Supply};
 use crate::state::context::Context;
 
 /// The header of one rank at the beginning of a step.
@@ -213,7 +212,7 @@ pub(crate) fn check_magic(
 pub(crate) fn compare_samples(context: &Context, header: &StepHeader) -> Result<(), Error> {
     let step = header.step;
     let has_data = matches!(header.intent, Intent::Step { input: Input::Ready, .. });
-    let said = header.samples.filter(|_| has_data).map_or(NONE, Samples::digest);
+    let said = header.samples.filter(|_| has_data).map_or(NO_SAMPLES, Samples::digest);
     match context.control.exchange(context.tag(None, Stage::Header, step, 0), [said], twins)? {
         None => Ok(()),
         Some([first, second]) => {
@@ -225,7 +224,7 @@ pub(crate) fn compare_samples(context: &Context, header: &StepHeader) -> Result<
 
 /// Returns the first two ranks that have named the same samples.
 fn twins(said: &[u64]) -> Option<[usize; 2]> {
-    let named = || said.iter().enumerate().filter(|(_, digest)| **digest != NONE);
+    let named = || said.iter().enumerate().filter(|(_, digest)| **digest != NO_SAMPLES);
     named().find_map(|(second, digest)| {
         let first = named().take_while(|(rank, _)| *rank < second).find(|(_, it)| *it == digest);
         first.map(|(first, _)| [first, second])

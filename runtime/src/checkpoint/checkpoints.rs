@@ -18,8 +18,8 @@ use super::snapshot::Snapshot;
 use super::together::Together;
 use crate::error::Error;
 use crate::model::ShardedModel;
-use crate::state::joint;
-use crate::state::model_id::ModelId;
+use crate::state::context::ModelId;
+use crate::state::control;
 
 /// The checkpoints of one model, in one directory.
 ///
@@ -174,7 +174,7 @@ impl Checkpoints {
         model: &ShardedModel,
         operation: &'static str,
     ) -> Result<(), Error> {
-        joint::run(model.world(), model.committed_steps(), || {
+        control::between_steps(model.world(), model.committed_steps(), || {
             if self.access.is_writer() {
                 return Ok(());
             }

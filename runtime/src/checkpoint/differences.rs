@@ -7,12 +7,9 @@ use hsdp_sharding::{Param, ParamId, Role};
 
 use super::settings::{Content, OtherOptions, OtherParameters};
 use super::{options, stated};
-use crate::persist::checkpointed::Checkpointed;
-use crate::persist::fitting::Fitting;
-use crate::persist::options::SavedOptions;
+use crate::persist::checkpointed::{Checkpointed, Expected, Spread, StateTensor};
 use crate::persist::problem::Problem;
-use crate::persist::saved::SavedState;
-use crate::persist::tensors::{Expected, Spread, StateTensor};
+use crate::persist::saved::{FittingParts, SavedOptions, SavedState};
 use crate::state::context::Context;
 
 /// The parameters that a checkpoint has.
@@ -37,7 +34,7 @@ pub(super) fn check<'a, O: Checkpointed>(
     saved: SavedState<'a>,
     optimizer: &O,
     wanted: Wanted,
-) -> Result<(SavedOptions<'a>, Option<Fitting>), Problem> {
+) -> Result<(SavedOptions<'a>, Option<FittingParts>), Problem> {
     let Wanted { content, other_options, other_parameters } = wanted;
     let SavedState { context, generation, .. } = saved;
     let (manifest, path) = (generation.manifest(), generation.path().display());
@@ -52,7 +49,7 @@ pub(super) fn check<'a, O: Checkpointed>(
     }
     match other_optimizer(manifest, &own) {
         Some(other) => wrong.push(vec![other]),
-        None if fits => fitting = Some(Fitting::of(&saved, &optimizer.expected(&saved))),
+        None if fits => fitting = Some(FittingParts::of(&saved, &optimizer.expected(&saved))),
         None => wrong.extend(differences(&saved, optimizer)),
     }
     let wrong = listed_by_kind(&wrong);
@@ -74,9 +71,9 @@ pub(super) fn check_weights(
     saved: SavedState<'_>,
     wanted: Content,
     other_parameters: OtherParameters,
-) -> Result<Option<Fitting>, Problem> {
+) -> Result<Option<FittingParts>, Problem> {
     if other_parameters == OtherParameters::TakeFitting {
-        let mut fitting = Fitting::of(&saved, &Expected::default());
+        let mut fitting = FittingParts::of(&saved, &Expected::default());
         fitting.lists.new_states.clear();
         fitting.lists.left_over.retain(|name| !name.starts_with(STATE));
         check_frozen(saved, wanted)?;

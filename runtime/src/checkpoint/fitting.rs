@@ -7,11 +7,10 @@ use hsdp_checkpoint::{Manifest, listed, state_tensor};
 use hsdp_sharding::{Param, ParamId, Role};
 
 use super::stated;
-use crate::persist::fitting::{Fitting, Stateful, Unmatched};
-use crate::persist::saved::SavedState;
-use crate::persist::tensors::{Expected, StateTensor};
+use crate::persist::checkpointed::{Expected, StateTensor};
+use crate::persist::saved::{FittingParts, SavedState, Stateful, Unmatched};
 
-impl Fitting {
+impl FittingParts {
     /// Compares a checkpoint with the model and the tensors and counts that an optimizer expects.
     pub(super) fn of(saved: &SavedState<'_>, expected: &Expected) -> Self {
         let (spec, manifest) = (saved.context.plan.spec(), saved.generation.manifest());

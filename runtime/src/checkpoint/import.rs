@@ -18,7 +18,7 @@ use crate::agree::comparison::InitialValues;
 use crate::error::Error;
 use crate::model::{self, ShardedModel};
 use crate::options::ModelOptions;
-use crate::persist::problem::{Kind, Problem};
+use crate::persist::problem::{Problem, ProblemKind};
 use crate::state::context::Context;
 
 /// The folder from which a model is imported.
@@ -231,5 +231,5 @@ fn compare(context: &Context, folder: &Folder, import: &Import<'_>) -> Result<Fo
     let folder = import.folder.display();
     let wrong = differences::listed_by_kind(&[reshaped, required, others]);
     let what = format!("{folder} is of another model: {wrong}");
-    Err(Problem { kind: Kind::Lasting, what })
+    Err(Problem { kind: ProblemKind::Lasting, what })
 }

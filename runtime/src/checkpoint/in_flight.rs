@@ -196,7 +196,7 @@ fn say(says: &Sender<End>, end: End) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::persist::problem::Kind;
+    use crate::persist::problem::ProblemKind;
 
     fn in_flight(begun: Result<Begun, Problem>) -> InFlight {
         InFlight::new(3, Head::of_step(3), begun)
@@ -209,7 +209,7 @@ mod tests {
     }
 
     fn failed() -> Problem {
-        Problem { kind: Kind::Lasting, what: "the disk is full".to_owned() }
+        Problem { kind: ProblemKind::Lasting, what: "the disk is full".to_owned() }
     }
 
     #[test]

@@ -17,10 +17,8 @@ use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::options::precision::LossScaling;
 use crate::persist::checkpointed::Checkpointed;
-use crate::persist::fitting::{Fitting, Unmatched};
-use crate::persist::options::SavedOptions;
-use crate::persist::problem::{Kind, Problem};
-use crate::persist::saved::{SavedState, Whose};
+use crate::persist::problem::{Problem, ProblemKind};
+use crate::persist::saved::{FittingParts, SavedOptions, SavedState, Unmatched, Whose};
 use crate::state::context::Context;
 use crate::state::shard::Shard;
 
@@ -71,9 +69,11 @@ impl Checkpoints {
         while let Some(step) = self.newest_before(model, before)? {
             match load_step(self, model, step)? {
                 Ok(resumed) => return Ok(Some(Resumed { broken: told(model, broken), ..resumed })),
-                Err(failed) if failed.problem.kind == Kind::Damage => broken.push(failed),
+                Err(failed) if failed.problem.kind == ProblemKind::Damage => broken.push(failed),
                 // The job that writes there has newer ones by now.
-                Err(failed) if failed.problem.kind == Kind::Removed && looks < MOST_LOOKS => {
+                Err(failed)
+                    if failed.problem.kind == ProblemKind::Removed && looks < MOST_LOOKS =>
+                {
                     (before, looks) = (NONE, looks + 1);
                     broken.clear();
                     continue;
@@ -88,7 +88,7 @@ impl Checkpoints {
                 let rank = newest.rank;
                 let what =
                     format!("all checkpoints are broken: {}", told(model, broken).join("; "));
-                let problem = Problem { kind: Kind::Damage, what };
+                let problem = Problem { kind: ProblemKind::Damage, what };
                 Err(self.loading(model, before).error(Failed { rank, problem }))
             }
         }
@@ -127,7 +127,7 @@ impl Checkpoints {
 
     /// Keeps a broken generation from taking the place of a readable one in the next save.
     pub(super) fn note_broken(&self, step: u64, failed: &Failed) {
-        if let (Some(lease), Kind::Damage) = (&self.lease, failed.problem.kind) {
+        if let (Some(lease), ProblemKind::Damage) = (&self.lease, failed.problem.kind) {
             lease.lock().note_broken(step);
         }
     }
@@ -266,7 +266,7 @@ impl Checkpoints {
         model: &ShardedModel,
         step: u64,
         saved: Option<u64>,
-        fitting: Option<&Fitting>,
+        fitting: Option<&FittingParts>,
     ) -> Result<Result<(), Failed>, Error> {
         match fitting {
             None => self.compare_frozen(model, step, saved),
@@ -302,7 +302,7 @@ fn compare_lacking(
     together: Together<'_>,
     model: &ShardedModel,
     saved: Option<u64>,
-    fitting: &Fitting,
+    fitting: &FittingParts,
 ) -> Result<Result<(), Failed>, Error> {
     let context = &model.engine.context;
     let mut params = context.plan.spec().params();
@@ -408,7 +408,7 @@ struct Read {
     /// Texts for a warning.
     notes: Vec<String>,
     /// Parts that fit, if only these are taken.
-    fitting: Option<Fitting>,
+    fitting: Option<FittingParts>,
 }
 
 fn read(saved: &SavedState<'_>, model: &ShardedModel) -> Result<Read, Problem> {
@@ -426,7 +426,7 @@ fn read(saved: &SavedState<'_>, model: &ShardedModel) -> Result<Read, Problem> {
 pub(super) fn parameters_of(
     model: &ShardedModel,
     generation: &Generation,
-    fitting: Option<&Fitting>,
+    fitting: Option<&FittingParts>,
     source: impl Fn(&str) -> String,
 ) -> Result<Vec<Shard>, Problem> {
     let context = &model.engine.context;

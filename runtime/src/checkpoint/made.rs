@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use hsdp_checkpoint::Committed;
 
-use crate::state::model_id::ModelId;
+use crate::state::context::ModelId;
 
 /// The identity of a save: the parameters after a number of steps and of loads, and digests of
 /// `user` and of the optimizer's options.

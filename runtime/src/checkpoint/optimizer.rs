@@ -7,9 +7,8 @@ use hsdp_sharding::{Param, ParamId, Role};
 
 use crate::error::Error;
 use crate::model::ShardedModel;
-use crate::persist::checkpointed::Checkpointed;
-use crate::persist::pair::{AND, ONE_OF_EACH_KIND};
-use crate::state::joint;
+use crate::persist::checkpointed::{AND, Checkpointed, ONE_OF_EACH_KIND};
+use crate::state::control;
 
 /// Refuses a call that does not fit the model's state. The other ranks get the reason.
 ///
@@ -22,7 +21,7 @@ pub(super) fn check<O: Checkpointed>(
     optimizer: &O,
     operation: &'static str,
 ) -> Result<(), Error> {
-    joint::run(model.world(), model.committed_steps(), || {
+    control::between_steps(model.world(), model.committed_steps(), || {
         model.check_between_steps(operation)?;
         check_optimizer(model, optimizer, operation)
     })

@@ -4,8 +4,8 @@ use hsdp_checkpoint::{Manifest, OptimizerHead};
 use serde_json::Value;
 
 use super::settings::{OtherOptions, OtherParameters};
-use crate::persist::options::{RATE, SavedOptions};
-use crate::persist::pair::AND;
+use crate::persist::checkpointed::AND;
+use crate::persist::saved::{RATE, SavedOptions};
 
 /// The options that are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

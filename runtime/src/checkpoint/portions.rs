@@ -7,7 +7,7 @@ use hsdp_checkpoint::{Elements, Slice, state_tensor};
 use hsdp_sharding::{Coordinate, ParamId, Piece, Role, UnitId};
 
 use super::settings::Content;
-use crate::persist::tensors::{Spread, StateTensor};
+use crate::persist::checkpointed::{Spread, StateTensor};
 use crate::state::context::Context;
 
 /// Some consecutive elements of a parameter in this rank's shard.

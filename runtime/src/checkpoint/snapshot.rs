@@ -8,10 +8,9 @@ use super::portions::{self, Source, Written};
 use super::settings::Content;
 use crate::error::Error;
 use crate::model::ShardedModel;
-use crate::persist::checkpointed::Checkpointed;
-use crate::persist::problem::{Kind, Problem};
-use crate::persist::tensors::StateTensor;
-use crate::state::model_id::ModelId;
+use crate::persist::checkpointed::{Checkpointed, StateTensor};
+use crate::persist::problem::{Problem, ProblemKind};
+use crate::state::context::ModelId;
 
 /// Elements of tensors, one after the other. The memory is reused from one snapshot to the next.
 #[derive(Debug, Default)]
@@ -80,7 +79,7 @@ impl Snapshot {
                 let bytes = len * size_of::<f32>();
                 let what =
                     format!("out of memory: the copy of the saved state needs {bytes} bytes");
-                Problem { kind: Kind::Lasting, what }
+                Problem { kind: ProblemKind::Lasting, what }
             })?;
         }
         Ok(())

@@ -12,7 +12,7 @@ use hsdp_sharding::Rank;
 use crate::agree::comparison;
 use crate::error::Error;
 use crate::options::digest;
-use crate::persist::problem::{Kind, Problem};
+use crate::persist::problem::{Problem, ProblemKind};
 use crate::state::context::Context;
 
 /// Number of times within a deadline that a rank tells the others that it is still at work. A rank
@@ -179,7 +179,7 @@ impl<'a> Together<'a> {
     /// # Errors
     /// [`Error::Comm`].
     pub(super) fn at_work(&self, is_alive: bool) -> Result<Vec<usize>, Error> {
-        Ok(self.context.control.exchange(self.tag(), [u64::from(is_alive)], at_work)?)
+        self.context.control.exchange(self.tag(), [u64::from(is_alive)], at_work)
     }
 
     /// Exchanges how all ranks' parts have ended. Collective over the world.
@@ -194,7 +194,7 @@ impl<'a> Together<'a> {
         let rank = Rank::new(rank);
         let what = mine.err().map_or_else(String::new, |problem| problem.what);
         let what = self.context.control.text_of(self.tag(), rank, &what)?;
-        Ok(Err(Failed { rank, problem: Problem { kind: Kind::of_code(code), what } }))
+        Ok(Err(Failed { rank, problem: Problem { kind: ProblemKind::of_code(code), what } }))
     }
 
     /// Compares what ranks have opened, each for itself: their folders may hold different versions.
@@ -223,7 +223,7 @@ impl<'a> Together<'a> {
         mine: [u64; WORDS],
     ) -> Result<Vec<[u64; WORDS]>, Error> {
         let words = |said: &[u64]| said.as_chunks::<WORDS>().0.to_vec();
-        Ok(self.context.control.exchange(self.tag(), mine, words)?)
+        self.context.control.exchange(self.tag(), mine, words)
     }
 
     /// Checks that all ranks have `said` the same word, in rank order. `text` describes the first
@@ -278,12 +278,13 @@ impl<'a> Together<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Kind, worst};
+    use super::{ProblemKind, worst};
 
     #[test]
     fn the_worst_kind_of_problem_is_reported_and_the_first_of_it() {
-        let codes = [Kind::Damage, Kind::Removed, Kind::Lasting].map(Kind::code);
-        assert!(codes.is_sorted() && codes.map(|code| Kind::of_code(code).code()) == codes);
+        let codes = [ProblemKind::Damage, ProblemKind::Removed, ProblemKind::Lasting]
+            .map(ProblemKind::code);
+        assert!(codes.is_sorted() && codes.map(|code| ProblemKind::of_code(code).code()) == codes);
         assert_eq!(worst(&[0, 0]), None);
         assert_eq!(worst(&[0, 1, 1]), Some((1, 1)));
         assert_eq!(worst(&[1, 2, 2]), Some((1, 2)));

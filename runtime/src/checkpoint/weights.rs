@@ -11,12 +11,9 @@ use super::results::Resumed;
 use super::together::Failed;
 use crate::error::Error;
 use crate::model::ShardedModel;
-use crate::persist::fitting::Unmatched;
-use crate::persist::options::SavedOptions;
 use crate::persist::problem::Problem;
-use crate::persist::saved::{SavedState, Whose};
-use crate::persist::tensors::AVERAGE;
-use crate::state::joint;
+use crate::persist::saved::{AVERAGE, SavedOptions, SavedState, Unmatched, Whose};
+use crate::state::control;
 
 impl Checkpoints {
     /// Loads the parameters of the newest intact checkpoint into the model, as
@@ -92,7 +89,7 @@ impl Checkpoints {
 
     fn begin_load_of_weights(&mut self, model: &ShardedModel) -> Result<(), Error> {
         let between = || model.check_between_steps("loading");
-        joint::run(model.world(), model.committed_steps(), between)?;
+        control::between_steps(model.world(), model.committed_steps(), between)?;
         self.settle(model)
     }
 

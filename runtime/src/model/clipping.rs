@@ -10,9 +10,8 @@ use crate::model::ShardedModel;
 use crate::model::norms::{over_shards, pieces};
 use crate::options::digest;
 use crate::state::context::Context;
-use crate::state::joint;
-use crate::step::clipping::{Clip, is_limit};
-use crate::step::gradients::{Gradients, Verdict};
+use crate::state::control;
+use crate::step::gradients::{Clip, Gradients, Verdict, is_limit};
 
 /// A norm of gradients.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -84,7 +83,7 @@ impl Gradients {
         max_norm: f64,
     ) -> Result<(Self, f64), Error> {
         let context = &model.engine.context;
-        let (chosen, found) = joint::run(&context.world, self.step, || {
+        let (chosen, found) = control::between_steps(&context.world, self.step, || {
             let chosen = self.chosen(model, has)?;
             if let Norm::P(power) = norm
                 && !(power.is_finite() && power > 0.0)
@@ -138,7 +137,7 @@ impl Gradients {
         has: impl Fn(&Param) -> bool,
         limit: f64,
     ) -> Result<Self, Error> {
-        let chosen = joint::run(&model.engine.context.world, self.step, || {
+        let chosen = control::between_steps(&model.engine.context.world, self.step, || {
             check_limit("a value", limit)?;
             self.chosen(model, has)
         })?;

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use crate::error::Error;
 use crate::model::ShardedModel;
-use crate::step::attempt::Opened;
-use crate::step::engine::Engine;
+use crate::step::engine::{Engine, OpenedEvaluation};
 use crate::step::{Pass, PassHandle};
 
 /// Forwards without a backward, between steps: each unit is gathered once a batch, nothing is reduced, no parameter changes.
@@ -47,9 +46,7 @@ use crate::step::{Pass, PassHandle};
 #[must_use = "an evaluation that is dropped before its mean is aborted on all ranks"]
 pub struct Evaluation<'model> {
     engine: Arc<Engine>,
-    opened: Opened,
-    /// The number of evaluations up to this one.
-    number: u64,
+    opened: OpenedEvaluation,
     model: PhantomData<&'model mut ShardedModel>,
 }
 
@@ -60,8 +57,8 @@ impl ShardedModel {
     /// # Errors
     /// [`Error::Misuse`] within a step that was neither finished nor dropped.
     pub fn evaluation(&mut self) -> Result<Evaluation<'_>, Error> {
-        let (opened, number) = self.engine.begin_evaluation()?;
-        Ok(Evaluation { engine: Arc::clone(&self.engine), opened, number, model: PhantomData })
+        let opened = self.engine.begin_evaluation()?;
+        Ok(Evaluation { engine: Arc::clone(&self.engine), opened, model: PhantomData })
     }
 }
 
@@ -76,7 +73,7 @@ impl Evaluation<'_> {
     /// # Errors
     /// [`Error::Misuse`] if the last batch was not finished, or after a mean; [`Error::Comm`] if the exchange fails.
     pub fn batch(&mut self) -> Result<Pass<'_>, Error> {
-        let token = self.engine.begin_batch(self.opened)?;
+        let token = self.engine.begin_batch(self.opened.id)?;
         Ok(Pass::of(PassHandle::new(&self.engine, token)))
     }
 
@@ -92,12 +89,12 @@ impl Evaluation<'_> {
     /// no items; [`Error::Misuse`] if a batch was not finished; [`Error::Comm`] if an exchange or a
     /// gather fails.
     pub fn mean(&mut self, sum: f64, items: u64) -> Result<f64, Error> {
-        self.engine.evaluated_mean(self.opened, (sum, items))
+        self.engine.evaluated_mean(self.opened.id, sum, items)
     }
 }
 
 impl Drop for Evaluation<'_> {
     fn drop(&mut self) {
-        self.engine.end_evaluation(self.opened, self.number);
+        self.engine.end_evaluation(self.opened);
     }
 }

@@ -6,7 +6,7 @@ use hsdp_sharding::UnitId;
 
 use crate::error::Error;
 use crate::model::{ShardedModel, export};
-use crate::state::joint;
+use crate::state::control;
 use crate::step::gradients::Gradients;
 
 impl Gradients {
@@ -58,6 +58,6 @@ impl Gradients {
     /// [`Error::Device`](Error) if the gradients lie on a device that fails.
     pub fn full(&self, model: &ShardedModel) -> Result<BTreeMap<String, Vec<f32>>, Error> {
         let context = &model.engine.context;
-        joint::run(&context.world, self.step, || export::full_gradients(context, self))
+        control::between_steps(&context.world, self.step, || export::full_gradients(context, self))
     }
 }

@@ -15,7 +15,7 @@ use hsdp_sharding::{ParamId, Piece, Role, UnitId};
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::state::context::Context;
-use crate::state::joint;
+use crate::state::control;
 use crate::step::gradients::Gradients;
 
 /// A value of each parameter, in the order of the model.
@@ -77,7 +77,7 @@ impl Gradients {
         add: impl Fn(&mut [T], &[f32]),
     ) -> Result<Vec<T>, Error> {
         let context = &model.engine.context;
-        joint::run(&context.world, self.step, || {
+        control::between_steps(&context.world, self.step, || {
             if self.model != *model.id() {
                 let what = "these are the gradients of another model".to_owned();
                 return Err(context.misuse("norms", self.step, what));
@@ -117,7 +117,7 @@ impl ShardedModel {
         let (context, state) = (&self.engine.context, self.engine.state());
         let (shards, step) = (state.shards.clone(), state.next_step);
         drop(state);
-        joint::run(&context.world, step, || {
+        control::between_steps(&context.world, step, || {
             let mut sums = vec![T::zeroed(); count * context.parameters()];
             for (unit, shard) in context.plan.spec().unit_ids().zip(&shards) {
                 let elements = shard.in_f32(context)?;

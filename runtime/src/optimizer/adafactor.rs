@@ -27,9 +27,9 @@ use crate::optimizer::method::{Kept, Method, Traits, Updates};
 use crate::optimizer::options::OptimizerOptions as _;
 use crate::optimizer::run::Run;
 use crate::optimizer::updating::Updating;
+use crate::persist::checkpointed::{Spread, StateTensor};
 use crate::persist::problem::Problem;
-use crate::persist::saved::Source;
-use crate::persist::tensors::{Spread, StateTensor};
+use crate::persist::saved::StateSource;
 use crate::state::context::{Context, ErrorSite};
 
 /// Adafactor (Shazeer and Stern, arXiv 1804.04235), as PyTorch computes it.
@@ -191,7 +191,7 @@ impl Kept for FactoredMoments {
         }
     }
 
-    fn read(&mut self, context: &Context, saved: &dyn Source) -> Result<(), Problem> {
+    fn read(&mut self, context: &Context, saved: &dyn StateSource) -> Result<(), Problem> {
         self.each.read(context, saved)?;
         self.factors.iter_mut().try_for_each(|(id, factors)| {
             let [rows, columns] = &mut factors.moments;

@@ -17,9 +17,9 @@ use crate::optimizer::method::{Kept, Method, Traits, Updates};
 use crate::optimizer::pieces::trained_pieces;
 use crate::optimizer::places::{Packing, Places};
 use crate::optimizer::run::Run;
+use crate::persist::checkpointed::{Spread, StateTensor};
 use crate::persist::problem::Problem;
-use crate::persist::saved::Source;
-use crate::persist::tensors::{Spread, StateTensor};
+use crate::persist::saved::StateSource;
 use crate::state::context::{Context, ErrorSite};
 
 impl AdamW {
@@ -115,7 +115,7 @@ impl EightBitMoments {
 
     fn read_piece(
         &mut self,
-        saved: &dyn Source,
+        saved: &dyn StateSource,
         parameter: ParamId,
         range: Range<usize>,
     ) -> Result<(), Problem> {
@@ -170,7 +170,7 @@ impl Kept for EightBitMoments {
         Ok(self.tensor(of, range))
     }
 
-    fn read(&mut self, context: &Context, saved: &dyn Source) -> Result<(), Problem> {
+    fn read(&mut self, context: &Context, saved: &dyn StateSource) -> Result<(), Problem> {
         for unit in context.plan.spec().unit_ids() {
             for piece in trained_pieces(context, unit) {
                 let parameter = ParamId { unit, index: piece.param };

@@ -11,9 +11,8 @@ use crate::optimizer::groups::Groups;
 use crate::optimizer::held::{Held, Kinds, tensors_of};
 use crate::optimizer::method::{Method, Traits, Updates};
 use crate::optimizer::rule::{Rule, RunState, UnitRun, UnitState};
-use crate::optimizer::run::reborrow;
-use crate::optimizer::run::{DeviceRun, Run};
-use crate::persist::tensors::StateTensor;
+use crate::optimizer::run::{DeviceRun, Run, reborrow};
+use crate::persist::checkpointed::StateTensor;
 use crate::state::context::ErrorSite;
 
 impl<O: Rule> Grouped<O> {

@@ -14,13 +14,11 @@ use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::model::updates::Shared;
 use crate::optimizer::average::Average;
-use crate::persist::checkpointed::Checkpointed;
-use crate::persist::options::SavedOptions;
+use crate::persist::checkpointed::{Checkpointed, Expected, Spread, StateTensor};
 use crate::persist::problem::Problem;
-use crate::persist::saved::SavedState;
-use crate::persist::tensors::{Expected, Spread, StateTensor};
-use crate::state::joint;
-use crate::state::model_id::ModelId;
+use crate::persist::saved::{SavedOptions, SavedState};
+use crate::state::context::ModelId;
+use crate::state::control;
 use crate::state::shard::Shard;
 use crate::step::engine::Engine;
 
@@ -132,7 +130,7 @@ impl ShardedModel {
         act: impl FnOnce(&mut Self) -> Result<T, E>,
     ) -> Result<T, E> {
         let operation = "with_shards";
-        let shards = joint::run(self.world(), self.committed_steps(), || {
+        let shards = control::between_steps(self.world(), self.committed_steps(), || {
             self.check_between_steps(operation)?;
             if ema.model != *self.id() {
                 let what = "the average is of another model".to_owned();

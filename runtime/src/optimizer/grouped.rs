@@ -17,11 +17,10 @@ use crate::optimizer::method::{Earlier, Method, Updates};
 use crate::optimizer::options::OptimizerOptions;
 use crate::optimizer::run::{DeviceRun, Run};
 use crate::optimizer::updating::Updating;
-use crate::persist::checkpointed::Checkpointed;
+use crate::persist::checkpointed::{Checkpointed, Expected, StateTensor};
 use crate::persist::problem::Problem;
 use crate::persist::saved::SavedState;
-use crate::persist::tensors::{Expected, StateTensor};
-use crate::state::model_id::ModelId;
+use crate::state::context::ModelId;
 
 /// An optimizer for this rank's shards, whose parameters may have options by group.
 ///

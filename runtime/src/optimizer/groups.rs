@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::optimizer::options::{self, OptimizerOptions};
 use crate::options::digest;
-use crate::persist::options::{RATE, SavedOptions};
+use crate::persist::saved::{RATE, SavedOptions};
 
 /// The options of an optimizer, and those of its groups.
 #[derive(Clone, Debug)]

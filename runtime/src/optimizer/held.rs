@@ -9,9 +9,9 @@ use crate::error::Error;
 use crate::optimizer::covered::Covered;
 use crate::optimizer::method::Kept;
 use crate::optimizer::pieces::trained_pieces;
+use crate::persist::checkpointed::{Spread, StateTensor};
 use crate::persist::problem::Problem;
-use crate::persist::saved::Source;
-use crate::persist::tensors::{Spread, StateTensor};
+use crate::persist::saved::StateSource;
 use crate::state::context::{Context, ErrorSite};
 use crate::state::store::Store;
 
@@ -96,7 +96,7 @@ impl Kept for Held {
         Ok(true)
     }
 
-    fn read(&mut self, context: &Context, saved: &dyn Source) -> Result<(), Problem> {
+    fn read(&mut self, context: &Context, saved: &dyn StateSource) -> Result<(), Problem> {
         let Self { kinds, covered, states } = self;
         let places = &covered.places;
         let site = context.site("loading", 0);

@@ -12,9 +12,9 @@ use crate::optimizer::covered::Covered;
 use crate::optimizer::groups::Groups;
 use crate::optimizer::run::{DeviceRun, Run};
 use crate::optimizer::updating::Updating;
+use crate::persist::checkpointed::{StateTensor, copy_part};
 use crate::persist::problem::Problem;
-use crate::persist::saved::Source;
-use crate::persist::tensors::{StateTensor, copy_part};
+use crate::persist::saved::StateSource;
 use crate::state::context::{Context, ErrorSite};
 
 /// A kind of optimizer with options `O`, whether it has state yet or not.
@@ -80,11 +80,11 @@ pub(super) trait Kept: Debug + Send + Sync {
         (start, into): (usize, &mut [f32]),
     ) -> Result<bool, Error> {
         let elements = self.elements(context, of, start..start + into.len())?;
-        Ok(elements.map(|elements| copy_part(&elements, (0, into))).is_some())
+        Ok(elements.map(|elements| copy_part(&elements, 0, into)).is_some())
     }
 
     /// Reads this rank's part of the state from a checkpoint, or from earlier state.
-    fn read(&mut self, context: &Context, source: &dyn Source) -> Result<(), Problem>;
+    fn read(&mut self, context: &Context, source: &dyn StateSource) -> Result<(), Problem>;
 }
 
 /// Earlier state of an optimizer, which may be of other parameters.
@@ -93,7 +93,7 @@ pub(super) struct Earlier<'a> {
     pub(super) kept: &'a dyn Kept,
 }
 
-impl Source for Earlier<'_> {
+impl StateSource for Earlier<'_> {
     fn read(
         &self,
         (kind, parameter): (&str, ParamId),

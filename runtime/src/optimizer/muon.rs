@@ -14,7 +14,6 @@ use hsdp_sharding::{Param, ParamId, Part, WholeMatrix, Wholes};
 use self::device::OnDevice;
 pub use self::options::{MuonOptions, RateScale};
 use self::parts::{iterations, piece_of, step_of};
-
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::optimizer::covered::Covered;
@@ -26,9 +25,9 @@ use crate::optimizer::options::OptimizerOptions as _;
 use crate::optimizer::run::{DeviceRun, Run};
 use crate::optimizer::updating::Updating;
 use crate::optimizer::whole::{Exchange, OnOwner, Staged};
+use crate::persist::checkpointed::StateTensor;
 use crate::persist::problem::Problem;
-use crate::persist::saved::Source;
-use crate::persist::tensors::StateTensor;
+use crate::persist::saved::StateSource;
 use crate::state::context::{Context, ErrorSite};
 
 /// Muon (K. Jordan et al., 2024; Liu et al., arXiv 2502.16982) for matrices, with an f32 of state for each element of this rank's shards.
@@ -96,7 +95,7 @@ impl Kept for Owned {
         self.held.elements(context, of, range)
     }
 
-    fn read(&mut self, context: &Context, saved: &dyn Source) -> Result<(), Problem> {
+    fn read(&mut self, context: &Context, saved: &dyn StateSource) -> Result<(), Problem> {
         self.held.read(context, saved)
     }
 }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::error::Error;
 use crate::options::allowed::{Allowed, in_f32};
-use crate::persist::options::RATE;
+use crate::persist::saved::RATE;
 
 /// The options of a kind of optimizer.
 pub trait OptimizerOptions: Copy + Debug + Send + Sync + 'static {

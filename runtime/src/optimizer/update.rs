@@ -9,12 +9,12 @@ use crate::model::updates::{Moved, Updates};
 use crate::optimizer::assignment::Assignment;
 use crate::optimizer::interface::{Selected, Update};
 use crate::optimizer::pass::{Pass, UnitUpdate};
-use crate::persist::pair::ONE_OF_EACH_KIND;
+use crate::persist::checkpointed::ONE_OF_EACH_KIND;
 use crate::state::context::Context;
-use crate::state::joint;
+use crate::state::control;
 use crate::state::shard::Shard;
+use crate::step::drive::EngineState;
 use crate::step::gradients::{Gradients, Verdict};
-use crate::step::state::State;
 
 impl ShardedModel {
     /// Updates this rank's shards by several optimizers in one pass, each for the parameters that
@@ -91,7 +91,7 @@ fn jointly<T>(
     part: impl FnOnce() -> Result<T, Error>,
 ) -> Result<T, Error> {
     match waiting {
-        Some(world) => joint::run(world, step, part),
+        Some(world) => control::between_steps(world, step, part),
         None => part(),
     }
 }
@@ -99,7 +99,7 @@ fn jointly<T>(
 impl Pass<'_> {
     fn run(
         self,
-        (state, updates): (&mut State, &Mutex<Updates>),
+        (state, updates): (&mut EngineState, &Mutex<Updates>),
         optimizers: &mut [Selected<'_>],
     ) -> Result<(), Error> {
         let room = state.updated.room();

@@ -129,13 +129,13 @@ fn is_power_of_two(value: f64) -> bool {
 
 /// The loss scale, which changes from step to step. The same on all ranks, because it depends only on their agreement.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct LossScale {
+pub(crate) struct CurrentScale {
     scaling: LossScaling,
     scale: f64,
     steps_since_change: u64,
 }
 
-impl LossScale {
+impl CurrentScale {
     pub(crate) fn new(scaling: LossScaling) -> Self {
         let scale = match scaling {
             LossScaling::Off => 1.0,
@@ -196,8 +196,12 @@ impl LossScale {
 mod tests {
     use super::*;
 
-    fn dynamic(initial: f64, growth_interval: u64) -> LossScale {
-        LossScale::new(LossScaling::Dynamic(DynamicScale { initial, growth_interval, least: 1.0 }))
+    fn dynamic(initial: f64, growth_interval: u64) -> CurrentScale {
+        CurrentScale::new(LossScaling::Dynamic(DynamicScale {
+            initial,
+            growth_interval,
+            least: 1.0,
+        }))
     }
 
     #[test]
@@ -230,14 +234,14 @@ mod tests {
         moved.after_overflow();
         moved.after_finite_step();
         assert_eq!(dynamic(64.0, 3).resumed(moved.saved()).saved(), moved.saved());
-        let fixed = LossScale::new(LossScaling::Fixed(128.0));
+        let fixed = CurrentScale::new(LossScaling::Fixed(128.0));
         assert_eq!(fixed.resumed(moved.saved()), fixed);
         assert_eq!(dynamic(64.0, 3).resumed(fixed.saved()), dynamic(64.0, 3));
     }
 
     #[test]
     fn a_fixed_scale_stays() {
-        let mut scale = LossScale::new(LossScaling::Fixed(128.0));
+        let mut scale = CurrentScale::new(LossScaling::Fixed(128.0));
         scale.after_overflow();
         scale.after_finite_step();
         assert_eq!(scale.value(), 128.0);

@@ -8,13 +8,13 @@ use crate::error::Error;
 /// The reason why a rank's part failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    pub(crate) kind: Kind,
+    pub(crate) kind: ProblemKind,
     pub(crate) what: String,
 }
 
 /// Whether another generation could help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ProblemKind {
     /// Another generation may be intact.
     Damage,
     /// It was removed while it was read: a newer one may be there.
@@ -23,7 +23,7 @@ pub(crate) enum Kind {
     Lasting,
 }
 
-impl Kind {
+impl ProblemKind {
     /// Returns the word that ranks exchange: the worst is the greatest.
     pub(crate) fn code(self) -> u64 {
         match self {
@@ -46,10 +46,10 @@ impl From<hsdp_checkpoint::Error> for Problem {
     fn from(error: hsdp_checkpoint::Error) -> Self {
         let kind = match &error {
             hsdp_checkpoint::Error::NoSuchStep { .. } | hsdp_checkpoint::Error::Removed { .. } => {
-                Kind::Removed
+                ProblemKind::Removed
             }
-            error if error.is_damage() => Kind::Damage,
-            _ => Kind::Lasting,
+            error if error.is_damage() => ProblemKind::Damage,
+            _ => ProblemKind::Lasting,
         };
         Self { kind, what: error.to_string() }
     }
@@ -57,13 +57,13 @@ impl From<hsdp_checkpoint::Error> for Problem {
 
 impl From<Error> for Problem {
     fn from(error: Error) -> Self {
-        Self { kind: Kind::Lasting, what: error.to_string() }
+        Self { kind: ProblemKind::Lasting, what: error.to_string() }
     }
 }
 
 impl Problem {
     pub(crate) fn lasting(what: String) -> Self {
-        Self { kind: Kind::Lasting, what }
+        Self { kind: ProblemKind::Lasting, what }
     }
 
     pub(crate) fn into_text(self) -> String {
@@ -71,11 +71,11 @@ impl Problem {
     }
 
     pub(crate) fn panicked(panic: &(dyn Any + Send)) -> Self {
-        Self { kind: Kind::Lasting, what: format!("it panicked: {}", message(panic)) }
+        Self { kind: ProblemKind::Lasting, what: format!("it panicked: {}", message(panic)) }
     }
 
     pub(crate) fn no_thread(error: &io::Error) -> Self {
-        Self { kind: Kind::Lasting, what: format!("no thread could be started: {error}") }
+        Self { kind: ProblemKind::Lasting, what: format!("no thread could be started: {error}") }
     }
 }
 

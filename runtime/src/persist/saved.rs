@@ -1,13 +1,18 @@
-//! The state of optimizers in a checkpoint, as an optimizer reads it.
+//! The state of optimizers in a checkpoint, as an optimizer reads it: its options, and the parts that
+//! fit a model.
 
-use hsdp_checkpoint::{Generation, state_tensor};
+use std::collections::BTreeSet;
+
+use hsdp_checkpoint::{Generation, Manifest, OptimizerHead, STATE, state_tensor};
 use hsdp_sharding::{Param, ParamId, Role};
+use serde_json::Value;
 
 use crate::error::Error;
-use crate::persist::fitting::{Fitting, Stateful};
-use crate::persist::options::SavedOptions;
 use crate::persist::problem::Problem;
 use crate::state::context::Context;
+
+/// Kind of the state of an average of the parameters.
+pub(crate) const AVERAGE: &str = "ema";
 
 /// The state of optimizers in a checkpoint.
 #[derive(Clone, Copy, Debug)]
@@ -19,7 +24,7 @@ pub struct SavedState<'a> {
     /// The options that the optimizer takes.
     pub(crate) options: SavedOptions<'a>,
     /// Parts that fit, if only these are taken.
-    pub(crate) fitting: Option<&'a Fitting>,
+    pub(crate) fitting: Option<&'a FittingParts>,
 }
 
 /// Optimizers that own the state in a checkpoint.
@@ -144,14 +149,103 @@ impl SavedState<'_> {
 }
 
 /// State of optimizers, from which an optimizer reads its own.
-pub(crate) trait Source {
+pub(crate) trait StateSource {
     /// Reads elements of a tensor of state, from the `start`-th on, until `into` is full. Leaves
     /// `into` as it is if the source has no such state.
     fn read(&self, of: (&str, ParamId), start: usize, into: &mut [f32]) -> Result<(), Problem>;
 }
 
-impl Source for SavedState<'_> {
+impl StateSource for SavedState<'_> {
     fn read(&self, of: (&str, ParamId), start: usize, into: &mut [f32]) -> Result<(), Problem> {
         self.read(of, start, into)
+    }
+}
+
+/// Parts of a checkpoint that fit a model.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FittingParts {
+    /// Parameters whose state is taken.
+    pub(crate) states: BTreeSet<ParamId>,
+    /// Parameters without a fitting value in the checkpoint.
+    pub(crate) lacking: BTreeSet<ParamId>,
+    pub(crate) lists: Unmatched,
+}
+
+/// The names of parameters and tensors that do not fit, and the text of settings that differ.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Unmatched {
+    pub(crate) new_parameters: Vec<String>,
+    pub(crate) new_states: Vec<String>,
+    pub(crate) left_over: Vec<String>,
+    pub(crate) other_settings: Vec<String>,
+}
+
+impl FittingParts {
+    /// Returns whether the state of a parameter is taken.
+    pub(crate) fn takes_state(&self, parameter: ParamId) -> bool {
+        self.states.contains(&parameter)
+    }
+
+    /// Returns whether the checkpoint lacks values of a parameter.
+    pub(crate) fn lacks(&self, parameter: ParamId) -> bool {
+        self.lacking.contains(&parameter)
+    }
+}
+
+/// The parameters of a checkpoint that optimizers have updated, besides averages.
+pub(crate) struct Stateful<'a> {
+    with_state: BTreeSet<&'a str>,
+    pub(crate) counted: BTreeSet<&'a str>,
+}
+
+impl<'a> Stateful<'a> {
+    pub(crate) fn of(manifest: &'a Manifest) -> Self {
+        let states = manifest.tensors.keys();
+        let states = states.filter_map(|name| name.strip_prefix(STATE)?.split_once(':'));
+        let with_state = states.filter(|(kind, _)| *kind != AVERAGE).map(|it| it.1).collect();
+        let updates = |head: &'a OptimizerHead| head.updates.keys().map(|name| &**name);
+        let counted = manifest.optimizer.iter().flat_map(updates).collect();
+        Self { with_state, counted }
+    }
+
+    pub(crate) fn any(&self) -> bool {
+        !self.with_state.is_empty() || !self.counted.is_empty()
+    }
+
+    /// Returns whether there is state of other parameters, and none of this one.
+    pub(crate) fn lacks(&self, name: &str) -> bool {
+        self.any() && !self.with_state.contains(name) && !self.counted.contains(name)
+    }
+
+    /// Returns whether the updates of a parameter are counted, and there is no state of it.
+    pub(crate) fn only_counts(&self, name: &str) -> bool {
+        self.counted.contains(name) && !self.with_state.contains(name)
+    }
+}
+
+/// Name of the learning rate in a checkpoint, whatever an optimizer calls it.
+pub(crate) const RATE: &str = "learning_rate";
+
+/// The options in a checkpoint that an optimizer takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum SavedOptions<'a> {
+    /// The optimizer's own options.
+    Own,
+    /// The learning rates. All other options are equal.
+    Rates { now: &'a Value },
+    /// All options.
+    All { now: &'a Value, made_with: &'a Value },
+}
+
+impl SavedOptions<'_> {
+    /// Returns those of one optimizer of a pair.
+    pub(crate) fn part(self, index: usize) -> Self {
+        match self {
+            Self::Own => Self::Own,
+            Self::Rates { now } => Self::Rates { now: &now[index] },
+            Self::All { now, made_with } => {
+                Self::All { now: &now[index], made_with: &made_with[index] }
+            }
+        }
     }
 }

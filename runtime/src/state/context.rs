@@ -1,7 +1,8 @@
-//! The constant parts of an engine: the plan, the options, and the groups in which this rank takes
-//! part.
+//! The constant parts of an engine: the plan, the options, the groups in which this rank takes part,
+//! and the model's identity. Beside them the errors of its operations, and reports on parameters
+//! without a gradient.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use hsdp_comm::{Channel, Group, ModelLabel, Part, PartKind, Stage, Tag, World};
@@ -11,13 +12,11 @@ use hsdp_sharding::step::{Rules, Sequences};
 use hsdp_sharding::{Axis, FullCopies, Offload, ParamId, Piece, Plan, Rank, UnitId};
 
 use crate::error::Error;
-use crate::options::ModelOptions;
-use crate::options::digest;
+use crate::options::{ModelOptions, Unused, digest};
 use crate::state::control::Control;
 use crate::state::events::Events;
 use crate::state::full_pool::FullPool;
 use crate::state::model_device::ModelDevice;
-use crate::state::unused::UnusedReports;
 
 /// The plan, the options, and this rank's groups.
 #[derive(Debug)]
@@ -310,6 +309,76 @@ fn first_parameters(plan: &Plan) -> Vec<usize> {
         first.push(first[first.len() - 1] + unit.params.len());
     }
     first
+}
+
+/// The identity of a model in this process.
+#[derive(Clone, Debug)]
+pub struct ModelId(Arc<()>);
+
+impl ModelId {
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(()))
+    }
+}
+
+impl PartialEq for ModelId {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for ModelId {}
+
+/// The words and the state of the reports on parameters without a gradient.
+#[derive(Debug, Default)]
+pub(crate) struct UnusedReports {
+    /// Usual causes, from the adapter of an autograd.
+    causes: OnceLock<&'static str>,
+    /// Whether the check of the first step is over, which it is on all ranks or on none.
+    checked: AtomicBool,
+    /// Whether the model was loaded after updates.
+    trained: AtomicBool,
+    /// Whether zeros have stood for missing gradients on this rank.
+    has_cuts: AtomicBool,
+}
+
+impl UnusedReports {
+    pub(crate) fn set_causes(&self, causes: &'static str) {
+        self.causes.get_or_init(|| causes);
+    }
+
+    pub(crate) fn causes(&self) -> String {
+        self.causes.get().map_or_else(String::new, |causes| format!("; {causes}"))
+    }
+
+    /// Notes a load of a checkpoint after this number of applied updates.
+    pub(crate) fn note_load(&self, applied: u64) {
+        self.trained.store(applied > 0, Ordering::Relaxed);
+    }
+
+    /// Returns whether the model was trained before it was loaded.
+    pub(crate) fn is_trained(&self) -> bool {
+        self.trained.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn note_cuts(&self) {
+        self.has_cuts.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn seeks_cuts(&self, policy: Unused) -> bool {
+        policy == Unused::ErrorOnAnyRank
+            || !self.is_checked()
+            || self.has_cuts.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the first step was checked.
+    pub(crate) fn is_checked(&self) -> bool {
+        self.checked.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_checked(&self) {
+        self.checked.store(true, Ordering::Relaxed);
+    }
 }
 
 #[cfg(test)]

@@ -1,13 +1,14 @@
 //! The exchanges on the control channel: a few words from each rank, in buffers that are reused for
-//! the next exchange.
+//! the next exchange; and failures of work between steps.
 
 use std::mem;
+use std::panic::Location;
 
-use hsdp_comm::{Channel, Error, Group, Lent, Op, Tag, World};
+use hsdp_comm::{Channel, Error as CommError, Group, Lent, Mistake, Op, StepFailure, Tag, World};
 use hsdp_sharding::Rank;
 use parking_lot::Mutex;
 
-use crate::state::joint;
+use crate::error::Error;
 
 /// The control channel of one rank.
 #[derive(Debug)]
@@ -36,7 +37,7 @@ impl Control {
         words: impl IntoIterator<Item = u64>,
         hear: impl FnOnce(&[u64]) -> R,
     ) -> Result<R, Error> {
-        joint::run(&self.world, tag.step, || self.exchange_in_step(tag, words, hear))
+        between_steps(&self.world, tag.step, || self.exchange_in_step(tag, words, hear))
     }
 
     /// As [`exchange`](Self::exchange), in a step: the step notifies the other ranks of a failure
@@ -72,16 +73,51 @@ impl Control {
         let most = |lengths: &[u64]| lengths.iter().copied().max().unwrap_or(0);
         let longest = self.exchange(tag, [mine.len() as u64], most)?;
         let send = || {
-            let words = padded(mine, longest).ok_or_else(|| Error::OutOfMemory {
+            let words = padded(mine, longest).ok_or_else(|| CommError::OutOfMemory {
                 op: Op::Broadcast,
                 rank: self.world.rank(),
                 step: tag.step,
                 bytes: usize::try_from(longest).unwrap_or(usize::MAX),
                 what: format!("a text of rank {rank}"),
             })?;
-            self.group.broadcast(tag, rank.index(), words)?.wait()
+            Ok(self.group.broadcast(tag, rank.index(), words)?.wait()?)
         };
-        joint::run(&self.world, tag.step, send).map(|words| text_of(&words))
+        between_steps(&self.world, tag.step, send).map(|words| text_of(&words))
+    }
+}
+
+/// Runs a part of the work of all ranks between steps. A rank that fails in it has no step to drop:
+/// the other ranks get its error here, unless they have one already, and this rank leaves the epoch.
+/// Where this rank has left an epoch by the same mistake of a rank that was ahead, the others get no
+/// error. Never waits for another rank. PROTOCOL.md, "Failures between steps".
+#[track_caller]
+pub(crate) fn between_steps<T>(
+    world: &World,
+    step: u64,
+    part: impl FnOnce() -> Result<T, Error>,
+) -> Result<T, Error> {
+    let epoch = world.epoch();
+    let place = Location::caller();
+    part().inspect_err(|error| {
+        let failure = StepFailure { step, reason: error.to_string() };
+        world.announce_mistake(epoch, failure, mistake(error, step, place));
+        world.next_epoch();
+    })
+}
+
+/// Returns the identity of the mistake that an error of `step` reports: of its kind, of the
+/// operation that was called, and of the place in this crate that ran it. It does not depend on the
+/// rank, nor on the program's values.
+pub(crate) fn mistake(error: &Error, step: u64, place: &Location<'_>) -> Mistake {
+    match error {
+        Error::Comm(error) => Mistake::of(&(mem::discriminant(error), step, place)),
+        Error::Data(kind) => {
+            Mistake::of(&(mem::discriminant(error), mem::discriminant(kind), step, place))
+        }
+        Error::Gradients(kind) => {
+            Mistake::of(&(mem::discriminant(error), mem::discriminant(kind), step, place))
+        }
+        _ => Mistake::of(&(mem::discriminant(error), error.operation(), step, place)),
     }
 }
 
@@ -96,7 +132,7 @@ fn padded(text: &[u8], longest: u64) -> Option<Vec<u64>> {
     Some(padded)
 }
 
-/// Up to eight bytes, the rest of them zeros.
+/// Returns up to eight bytes as a word, the rest of them zeros.
 fn word(bytes: &[u8]) -> u64 {
     let mut word = [0; size_of::<u64>()];
     word[..bytes.len()].copy_from_slice(bytes);
@@ -112,6 +148,27 @@ fn text_of(words: &[u64]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::{DataError, GradientError};
+
+    #[test]
+    fn mistakes_of_different_kinds_at_one_place_differ() {
+        let place = Location::caller();
+        let unused = GradientError::UnusedParameters {
+            step: 3,
+            parameters: Vec::new(),
+            causes: String::new(),
+        };
+        let mistakes = [
+            Error::Data(DataError::EmptyEvaluation { step: 3 }),
+            Error::Data(DataError::EmptyStep { step: 3, ranks: Vec::new() }),
+            Error::Gradients(unused),
+            Error::Options { what: "a value".to_owned() },
+        ]
+        .map(|error| mistake(&error, 3, place));
+        for (at, mistake) in mistakes.iter().enumerate() {
+            assert!(!mistakes[..at].contains(mistake), "{at}");
+        }
+    }
 
     #[test]
     fn a_length_that_no_memory_holds_is_no_text() {

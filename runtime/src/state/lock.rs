@@ -25,7 +25,7 @@ const SHORT: &str = "a short call";
 
 /// The value, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Locked<'a, T> {
+pub(crate) struct StateGuard<'a, T> {
     value: MutexGuard<'a, T>,
     holder: &'a AtomicUsize,
 }
@@ -43,7 +43,7 @@ impl<T> Lock<T> {
     ///
     /// # Panics
     /// If this thread holds it.
-    pub(crate) fn lock(&self) -> Locked<'_, T> {
+    pub(crate) fn lock(&self) -> StateGuard<'_, T> {
         self.enter(SHORT).expect("a model is not called from inside one of its own calls")
     }
 
@@ -51,7 +51,7 @@ impl<T> Lock<T> {
     ///
     /// # Errors
     /// The operation for which this thread holds it.
-    pub(crate) fn enter(&self, operation: &'static str) -> Result<Locked<'_, T>, &'static str> {
+    pub(crate) fn enter(&self, operation: &'static str) -> Result<StateGuard<'_, T>, &'static str> {
         if self.is_held_here() {
             return Err(*self.operation.lock());
         }
@@ -59,7 +59,7 @@ impl<T> Lock<T> {
     }
 
     /// The lock, if no thread holds it.
-    pub(crate) fn try_lock(&self) -> Option<Locked<'_, T>> {
+    pub(crate) fn try_lock(&self) -> Option<StateGuard<'_, T>> {
         self.value.try_lock().map(|value| self.held(value, SHORT))
     }
 
@@ -68,14 +68,14 @@ impl<T> Lock<T> {
         self.holder.load(Ordering::Relaxed) == mark()
     }
 
-    fn held<'a>(&'a self, value: MutexGuard<'a, T>, operation: &'static str) -> Locked<'a, T> {
+    fn held<'a>(&'a self, value: MutexGuard<'a, T>, operation: &'static str) -> StateGuard<'a, T> {
         *self.operation.lock() = operation;
         self.holder.store(mark(), Ordering::Relaxed);
-        Locked { value, holder: &self.holder }
+        StateGuard { value, holder: &self.holder }
     }
 }
 
-impl<T> Deref for Locked<'_, T> {
+impl<T> Deref for StateGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -83,13 +83,13 @@ impl<T> Deref for Locked<'_, T> {
     }
 }
 
-impl<T> DerefMut for Locked<'_, T> {
+impl<T> DerefMut for StateGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         &mut self.value
     }
 }
 
-impl<T> Drop for Locked<'_, T> {
+impl<T> Drop for StateGuard<'_, T> {
     fn drop(&mut self) {
         self.holder.store(NO_THREAD, Ordering::Relaxed);
     }

@@ -372,8 +372,10 @@ fn rounded(
     dtype: DType,
     category: Category,
 ) -> Result<GatherInput, hsdp_kernels::Error> {
-    let _scope = memory::scope(category);
-    let mut rounded = HostBuffer::zeros(dtype, master.len())?;
+    let mut rounded = {
+        let _scope = memory::scope(category);
+        HostBuffer::zeros(dtype, master.len())?
+    };
     cast(rounded.values_mut(), master);
     Ok(Located::Host(rounded.into()))
 }

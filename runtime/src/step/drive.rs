@@ -1,23 +1,219 @@
-//! The host of the step's machine on a rank: it carries out the outputs, and returns the
-//! conclusions of exchanges.
+//! The state of a rank's model that changes from step to step, and the host of the step's machine on
+//! a rank: it carries out the outputs, and returns the conclusions of exchanges.
+
+use std::mem;
+use std::sync::Arc;
 
 use hsdp_comm::Stage;
-use hsdp_sharding::UnitId;
+use hsdp_kernels::cuda::Seen;
 use hsdp_sharding::step::{
-    Conclusion, Exchange, Input, NextUnit, Operation, Output, Refused, UnitUse,
+    Conclusion, Exchange, Input, Intent, NextUnit, Operation, Output, Refused, StepMachine, UnitUse,
 };
+use hsdp_sharding::{ParamId, UnitId};
 
-use crate::agree::agreement::Interim;
-use crate::agree::{comparison, header, unit_use};
+use crate::agree::agreement::{Agreement, EvaluationTotals, Interim, Statement};
+use crate::agree::comparison::{LastUpdate, Updated};
+use crate::agree::header::{Agreed, StepHeader};
+use crate::agree::{agreement, comparison, header, unit_use};
 use crate::error::Error;
+use crate::options::divide::exponent_of;
+use crate::options::precision::CurrentScale;
+use crate::options::{Shutdown, StepOptions};
 use crate::state::context::Context;
 use crate::state::full::Full;
-use crate::step::exponent::exponent_of;
-use crate::step::reductions::StepPlace;
-use crate::step::refused::{self, Call};
-use crate::step::state::State;
+use crate::state::gradients::UnitGradients;
+use crate::state::shard::Shard;
+use crate::state::sighting::{Sighting, When};
+use crate::state::sums::{GradShards, GradientSums, SumsPool};
+use crate::step::gathers::UnitGathers;
+use crate::step::gradients::{Gradients, Verdict};
+use crate::step::reductions::{StepPlace, UnitReductions};
+use crate::step::refusals::{self, AttemptState, MicrobatchId};
+use crate::step::step_state::{AgreedStep, StepState};
 
-impl State {
+/// The state that changes from step to step.
+#[derive(Debug)]
+pub(crate) struct EngineState {
+    /// This rank's parameters, by unit. Peers read them in place while a gather is under way.
+    pub(crate) shards: Vec<Shard>,
+    /// The shards of the model while averages are in their place.
+    pub(crate) own_shards: Option<Vec<Shard>>,
+    pub(crate) loss_scale: CurrentScale,
+    /// The number of the next step.
+    pub(crate) next_step: u64,
+    /// Steps that an optimizer has completed, with an update or a skip.
+    pub(crate) committed: u64,
+    /// Steps whose update an optimizer has applied: those of `committed` without the skipped ones.
+    pub(crate) applied: u64,
+    /// Number of checkpoints that have replaced the parameters.
+    pub(crate) loads: u64,
+    /// Number of checkpoints that were opened of this model.
+    pub(crate) opened: u32,
+    /// Record of the optimizers' update of the last step.
+    pub(crate) updated: Updated,
+    /// The step whose update has begun and has not ended.
+    pub(crate) half_updated: Option<u64>,
+    /// The largest weight that a microbatch of the last step had on this rank.
+    pub(crate) last_weight: u64,
+    /// Attempts at steps so far: a step that was aborted is tried again with the same number.
+    pub(super) attempts: u64,
+    /// The evaluations so far.
+    pub(super) evaluations: u64,
+    /// Whether a rank asked, when the last step began, that it be the last.
+    pub(crate) shutdown: Shutdown,
+    /// The order of steps and evaluations.
+    pub(super) machine: StepMachine,
+    pub(super) gathers: UnitGathers,
+    pub(super) reductions: UnitReductions,
+    /// The source of the sums of a step. Gradients return the sums to it.
+    pub(crate) kept: Arc<SumsPool>,
+    /// The attempt at a step or an evaluation that is under way.
+    pub(super) attempt: Option<AttemptState>,
+    /// A step while it begins, or the end of the run.
+    pub(super) opening: Option<OpeningStep>,
+    /// The numbers of the step that is under way.
+    pub(super) step: Option<StepState>,
+    /// The evaluation that is under way.
+    pub(super) evaluation: Option<EvaluationState>,
+}
+
+/// A step while it begins, or the end of the run in its place.
+#[derive(Debug)]
+pub(super) struct OpeningStep {
+    pub(super) header: StepHeader,
+    /// Agreement of the ranks, once they have exchanged headers.
+    pub(super) agreed: Option<Agreed>,
+}
+
+/// An evaluation that has begun and not ended.
+#[derive(Debug, Default)]
+pub(super) struct EvaluationState {
+    /// Sum and items of this rank, while the mean is taken.
+    pub(super) own: OwnSum,
+    /// The totals of all ranks, once they have agreed on them.
+    pub(super) totals: Option<EvaluationTotals>,
+}
+
+/// This rank's sum in an evaluation, and its items.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct OwnSum {
+    pub(super) sum: f64,
+    pub(super) items: u64,
+}
+
+impl EngineState {
+    /// Makes the state of a model that has made no step.
+    pub(super) fn new(context: &Context, shards: Vec<Shard>) -> Self {
+        Self {
+            shards,
+            own_shards: None,
+            loss_scale: CurrentScale::new(context.options.loss_scaling),
+            next_step: 0,
+            committed: 0,
+            applied: 0,
+            loads: 0,
+            opened: 0,
+            updated: Updated::default(),
+            half_updated: None,
+            last_weight: 0,
+            attempts: 0,
+            evaluations: 0,
+            shutdown: Shutdown::default(),
+            machine: StepMachine::new(Arc::clone(&context.plan), context.rules()),
+            gathers: UnitGathers::default(),
+            reductions: UnitReductions::new(context),
+            kept: Arc::default(),
+            attempt: None,
+            opening: None,
+            step: None,
+            evaluation: None,
+        }
+    }
+
+    pub(crate) fn is_in_step(&self) -> bool {
+        self.step.is_some()
+    }
+
+    /// Returns whether gradients of a step still exist: each has a handle to `kept`.
+    pub(crate) fn has_gradients_out(&self) -> bool {
+        Arc::strong_count(&self.kept) > 1
+    }
+
+    /// Returns whether `token` means the microbatch or the batch that is open.
+    pub(super) fn is_at(&self, token: MicrobatchId) -> bool {
+        let is_same = self.attempt.as_ref().is_some_and(|attempt| attempt.id == token.attempt);
+        let (is_open, number) = (self.machine.has_microbatch(), self.machine.microbatches());
+        is_same && is_open && number == token.microbatch
+    }
+
+    /// Checks that `token` means the microbatch or the batch that is open.
+    ///
+    /// # Errors
+    /// [`Error::StalePass`].
+    pub(super) fn check_at(
+        &self,
+        context: &Context,
+        token: MicrobatchId,
+        operation: &'static str,
+    ) -> Result<(), Error> {
+        if self.is_at(token) {
+            return Ok(());
+        }
+        let number = self.machine.microbatches();
+        let current = match &self.step {
+            None => "no step is under way".to_owned(),
+            Some(_) if self.machine.has_microbatch() => {
+                format!("the model is in microbatch {number} of step {}", self.next_step)
+            }
+            Some(_) => format!("the model is between microbatches of step {}", self.next_step),
+        };
+        let held = format!("microbatch {} of step {}", token.microbatch, token.attempt.step);
+        Err(Error::StalePass { operation, rank: context.rank(), held, current })
+    }
+
+    /// Runs a call of the step or the evaluation that is under way, and notes how it ends.
+    ///
+    /// # Errors
+    /// Errors of the call; [`Error::Misuse`] and [`Error::Comm`] if an earlier call has failed in
+    /// the middle of its work.
+    pub(super) fn attempt<T>(
+        &mut self,
+        context: &Context,
+        operation: &'static str,
+        call: impl FnOnce(&mut Self) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let is_step = self.step.is_some();
+        let attempt = self.attempt.as_mut().expect("a step or an evaluation is under way");
+        attempt.enter(context, operation, is_step)?;
+        let result = call(self);
+        if let Some(attempt) = &mut self.attempt {
+            attempt.leave(&result);
+        }
+        result
+    }
+
+    pub(super) fn step_mut(&mut self) -> &mut StepState {
+        self.step.as_mut().expect("a step is under way")
+    }
+
+    /// Begins the update of the last step, if all ranks have agreed on one, and notes its options.
+    /// Until [`commit`](Self::commit) some parameters may be updated, and others not.
+    pub(crate) fn begin_update(&mut self, gradients: &Gradients, options: String) {
+        if gradients.verdict == Verdict::Apply {
+            let clipped = &gradients.clipping.lines;
+            self.updated.note(self.next_step, options, gradients.max_norm, clipped);
+            self.half_updated = Some(gradients.step);
+        }
+    }
+
+    /// Counts the last step as committed, and its update as applied if the ranks agreed to apply
+    /// it.
+    pub(crate) fn commit(&mut self, verdict: &Verdict) {
+        self.half_updated = None;
+        self.committed += 1;
+        self.applied += u64::from(*verdict == Verdict::Apply);
+    }
+
     /// Carries out the outputs of the machine, until it has answered its last input. Returns the
     /// unit that it hands to the program, if it hands one.
     ///
@@ -105,7 +301,7 @@ impl State {
     }
 
     /// Returns the place of the next operation: in the open microbatch, or behind the last one.
-    pub(super) fn place(&self) -> StepPlace {
+    fn place(&self) -> StepPlace {
         let finished = self.machine.microbatches();
         let is_open = self.machine.has_microbatch();
         let microbatch = if is_open { finished } else { finished.saturating_sub(1) };
@@ -119,8 +315,7 @@ impl State {
         operation: &'static str,
         refused: Refused,
     ) -> Error {
-        let call = Call { operation, step: self.next_step, committed: self.committed };
-        refused::error(context, call, refused)
+        refusals::error(context, operation, self.next_step, self.committed, refused)
     }
 
     /// Exchanges records with all ranks.
@@ -226,4 +421,158 @@ impl State {
         let handed = self.drive(context, operation)?;
         Ok(handed.expect("the machine answers a need with the unit"))
     }
+
+    /// Exchanges headers where the next step would begin, and what follows from them. Returns the
+    /// agreement of the ranks.
+    pub(super) fn open(
+        &mut self,
+        context: &Context,
+        intent: Intent,
+        options: StepOptions,
+    ) -> Result<Agreed, Error> {
+        let step = self.next_step;
+        context.world.set_step(step);
+        let header = StepHeader {
+            step,
+            committed: self.committed,
+            model: context.digest,
+            order: if self.machine.is_settled() { self.machine.plan().order_digest() } else { 0 },
+            update: self.updated.digest(step),
+            loss_scale: self.loss_scale.value().to_bits(),
+            weight_hint: options.weight_hint.unwrap_or(self.last_weight),
+            intent,
+            shutdown: options.shutdown,
+            samples: options.samples,
+        };
+        self.opening = Some(OpeningStep { header, agreed: None });
+        let driven = self.drive(context, "begin_step");
+        let agreed = self.opening.take().and_then(|opening| opening.agreed);
+        if let Err(error) = driven {
+            self.machine.abort();
+            return Err(error);
+        }
+        Ok(agreed.expect("the ranks have exchanged headers"))
+    }
+
+    /// Exchanges step headers.
+    fn exchange_headers(&mut self, context: &Context) -> Result<Conclusion, Error> {
+        let opening = self.opening.as_mut().expect("a step begins");
+        let header = &opening.header;
+        let tag = context.tag(None, Stage::Header, header.step, 0);
+        let last = LastUpdate { updated: &self.updated, finished: header.step };
+        let agreed = context.control.exchange(tag, header.encode(), StepHeader::agree)?;
+        let agreed = agreed.map_err(|error| comparison::in_detail(context, last, error))?;
+        let headers = agreed.headers.clone();
+        opening.agreed = Some(agreed);
+        Ok(Conclusion::Headers(headers))
+    }
+
+    /// Compares the samples of all ranks.
+    fn compare_samples(&self, context: &Context) -> Result<Conclusion, Error> {
+        let opening = self.opening.as_ref().expect("a step begins");
+        header::compare_samples(context, &opening.header)?;
+        Ok(Conclusion::Agreed)
+    }
+
+    /// Takes a unit's gradients of the open microbatch.
+    pub(super) fn reduce(
+        &mut self,
+        context: &Context,
+        unit: UnitId,
+        gradients: UnitGradients,
+    ) -> Result<(), Error> {
+        let scale = self.loss_scale.value();
+        let step = self.step_mut();
+        step.check_seeded(context, scale)?;
+        gradients.check(context, step.number, unit)?;
+        let gradients = step.of_items(context, gradients);
+        match self.machine.offer(unit) {
+            // The unit has no gradient, as was checked.
+            Err(Refused::Frozen { .. }) => return Ok(()),
+            offered => offered.map_err(|refused| self.refused(context, "reduce", refused))?,
+        }
+        for (index, gradient) in gradients.entries.iter().enumerate() {
+            if gradient.is_some() {
+                self.step_mut().presence.insert(context.number_of(ParamId { unit, index }));
+            }
+        }
+        self.reductions.offer(unit, gradients);
+        self.note_scattered(context)?;
+        self.drive(context, "reduce").map(drop)
+    }
+
+    /// Exchanges statements with all ranks, when the reductions of the step are complete.
+    fn state_step(&mut self, context: &Context) -> Result<Conclusion, Error> {
+        let StepPlace { step: number, microbatch } = self.place();
+        let microbatches = self.machine.microbatches() as u64;
+        let grad_shards = GradShards::new(self.reductions.take_sums(), &self.kept);
+        let seen = GradientSums::survey(&context.site("norm", number), grad_shards.all())?;
+        let step = self.step.as_mut().expect("a step is under way");
+        let statement = Statement {
+            microbatches,
+            weight: step.weight,
+            loss: step.total_loss,
+            squared_norm: seen.iter().map(|seen| seen.squared_norm).sum(),
+            sighting: None,
+            operations: context.operations_word(),
+            presence: mem::take(&mut step.presence),
+        };
+        let found = self.reductions.sighting_of_step(context, number, grad_shards.all())?;
+        let sighting = found.or_else(|| first_after_all_reduce(context, &statement, &seen));
+        let statement = Statement { sighting, ..statement };
+        let tag = context.tag(None, Stage::Agreement, number, microbatch);
+        let ranks = context.plan.mesh().world_size();
+        let decode = |said: &[u64]| Agreement::decode(said, ranks, context.parameters());
+        let agreement = context.control.exchange_in_step(tag, statement.words(), decode)?;
+        context.check_operations(agreement.operations())?;
+        step.agreed = Some(AgreedStep { grad_shards, agreement });
+        Ok(Conclusion::Agreed)
+    }
+
+    pub(super) fn evaluation_mut(&mut self) -> &mut EvaluationState {
+        self.evaluation.as_mut().expect("an evaluation is under way")
+    }
+
+    pub(super) fn refused_in_evaluation(
+        &self,
+        context: &Context,
+        operation: &'static str,
+        refused: Refused,
+    ) -> Error {
+        let what = match refused {
+            Refused::Unfinished { .. } => "the last batch was begun and not finished",
+            Refused::OutOfTurn { .. } => "a mean was taken: no batch may follow",
+            refused => return self.refused(context, operation, refused),
+        };
+        context.misuse(operation, self.next_step, what.to_owned())
+    }
+
+    /// Adds up the sums of all ranks.
+    fn add_up(&mut self, context: &Context) -> Result<Conclusion, Error> {
+        let tag = context.tag(None, Stage::Evaluation, self.next_step, self.machine.microbatches());
+        let OwnSum { sum, items } = self.evaluation_mut().own;
+        let said = agreement::encode_mean(sum, items, context.operations_word());
+        let decode = |said: &[u64]| agreement::decode_means(said, context.rank());
+        let totals = context.control.exchange_in_step(tag, said, decode)??;
+        context.check_operations(totals.operations)?;
+        self.evaluation_mut().totals = Some(totals);
+        Ok(Conclusion::Agreed)
+    }
+}
+
+/// Returns the first element that is not finite though this rank's partials were, in the plan's
+/// order.
+fn first_after_all_reduce(
+    context: &Context,
+    statement: &Statement,
+    seen: &[Seen],
+) -> Option<Sighting> {
+    if statement.squared_norm.is_finite() {
+        return None;
+    }
+    seen.iter().enumerate().find_map(|(unit, seen)| {
+        let at = usize::try_from(seen.first_non_finite?).unwrap_or(usize::MAX);
+        let parameter = context.parameter_at(UnitId::new(unit), at)?;
+        Some(Sighting { when: When::AllReduce, parameter, from: None })
+    })
 }

@@ -2,8 +2,8 @@
 //!
 //! It is shared behind an `Arc`, because an autograd's custom ops must be able to hold it. The
 //! public types ([`Step`](crate::Step), [`Pass`](crate::Pass), [`Gradients`](crate::Gradients))
-//! make the wrong order of calls impossible to write. A [`Token`] identifies the microbatch and the
-//! attempt that a caller means.
+//! make the wrong order of calls impossible to write. A [`MicrobatchId`] identifies the microbatch
+//! and the attempt that a caller means.
 //!
 //! The engine decides nothing about the order of operations: a
 //! [`StepMachine`](hsdp_sharding::step::StepMachine) does. The engine feeds it with the calls of
@@ -11,41 +11,48 @@
 //!
 //! | subject | file |
 //! |---|---|
-//! | calls of a program | `engine`, `opening`, `finish`, `evaluation` |
-//! | outputs of the machine, carried out | `drive` |
+//! | calls of a program | `engine` |
+//! | outputs of the machine, carried out; records, exchanged | `drive` |
 //! | buffers and operations under way | `gathers`, `reductions` |
-//! | numbers of a step | `step_state`, `exponent` |
-//! | errors of calls | `attempt`, `refused`, `check`, `unused` |
+//! | numbers of a step, and the gradients that follow from an agreement | `step_state`, `ended` |
+//! | errors of calls | `refusals` |
 
 use std::fmt::Display;
+use std::ops::ControlFlow;
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hsdp_comm::{Mistake, StepFailure, in_work};
-use hsdp_sharding::step::Refused;
-use hsdp_sharding::{ParamId, UnitId};
+use hsdp_sharding::UnitId;
+use hsdp_sharding::step::{Begin, Intent};
 
+use crate::agree::comparison;
+use crate::agree::comparison::LastUpdate;
+use crate::agree::header::Agreed;
 use crate::error::{DataError, Error};
+use crate::options::divide::exponent_known_early;
 use crate::options::objective::{LossSum, Seed};
-use crate::options::uneven::EndOfRun;
-use crate::state::context::Context;
+use crate::options::{EndOfRun, StepOptions};
+use crate::state::context::{Context, ModelId};
+use crate::state::control;
 use crate::state::full::Full;
 use crate::state::gradients::UnitGradients;
-use crate::state::joint::Failure;
-use crate::state::lock::{Lock, Locked};
-use crate::state::model_id::ModelId;
+use crate::state::lock::{Lock, StateGuard};
 use crate::state::shard::Shard;
-use crate::step::attempt::{Attempt, Opened, Token};
+use crate::step::drive::{EngineState, EvaluationState, OwnSum};
+use crate::step::ended::EndedStep;
 use crate::step::gathers::UnitGathers;
+use crate::step::gradients::Gradients;
 use crate::step::reductions::UnitReductions;
-use crate::step::state::State;
+use crate::step::refusals::{AttemptId, AttemptState, MicrobatchId};
+use crate::step::step_state::{AgreedStep, StepState};
 
 /// The shared engine of one rank's model.
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) context: Context,
     pub(crate) id: ModelId,
-    pub(super) state: Lock<State>,
+    pub(super) state: Lock<EngineState>,
     /// The attempt that is under way, or [`NO_ATTEMPT`]. It is outside the lock, so that a step can
     /// be aborted while another thread waits in it.
     pub(super) under_way: AtomicU64,
@@ -56,20 +63,20 @@ pub(super) const NO_ATTEMPT: u64 = 0;
 /// The call under way where a thread reads a gradient, which may be another rank's.
 const READING: &str = "the reading of a gradient";
 
-/// The result of the exchange of headers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Begun {
-    Step(Opened),
-    End(EndOfRun),
+/// An evaluation that was begun. Its number identifies it among those of the model.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OpenedEvaluation {
+    pub(crate) id: AttemptId,
+    pub(crate) number: u64,
 }
 
 impl Engine {
     pub(crate) fn new(context: Context, shards: Vec<Shard>) -> Self {
-        let state = Lock::new(State::new(&context, shards));
+        let state = Lock::new(EngineState::new(&context, shards));
         Self { context, id: ModelId::new(), state, under_way: AtomicU64::new(NO_ATTEMPT) }
     }
 
-    pub(crate) fn state(&self) -> Locked<'_, State> {
+    pub(crate) fn state(&self) -> StateGuard<'_, EngineState> {
         self.state.lock()
     }
 
@@ -82,7 +89,7 @@ impl Engine {
         &self,
         operation: &'static str,
         step: u64,
-    ) -> Result<Locked<'_, State>, Error> {
+    ) -> Result<StateGuard<'_, EngineState>, Error> {
         let entered = if in_work() { Err(READING) } else { self.state.enter(operation) };
         entered.map_err(|outer| {
             let what = format!("called from inside another call: {outer}");
@@ -91,9 +98,9 @@ impl Engine {
     }
 
     /// Begins a microbatch; `None` where the step has no next one, because ranks have no more data.
-    pub(crate) fn begin_microbatch(&self, opened: Opened) -> Result<Option<Token>, Error> {
+    pub(crate) fn begin_microbatch(&self, id: AttemptId) -> Result<Option<MicrobatchId>, Error> {
         let operation = "microbatch";
-        let mut state = self.in_step(opened, operation)?;
+        let mut state = self.in_step(id, operation)?;
         state.attempt(&self.context, operation, |state| {
             let begun = state.machine.begin_microbatch();
             begun.map_err(|refused| state.refused(&self.context, operation, refused))?;
@@ -102,15 +109,15 @@ impl Engine {
                 return Ok(None);
             }
             state.step_mut().loss = None;
-            Ok(Some(Token { opened, microbatch: state.machine.microbatches() }))
+            Ok(Some(MicrobatchId { attempt: id, microbatch: state.machine.microbatches() }))
         })
     }
 
     /// Returns the error of a step that has no next microbatch.
-    pub(crate) fn end_of_data(&self, opened: Opened) -> Error {
-        match self.in_step(opened, "microbatch") {
+    pub(crate) fn end_of_data(&self, id: AttemptId) -> Error {
+        match self.in_step(id, "microbatch") {
             Ok(state) => Error::Data(DataError::EndOfData {
-                step: opened.step,
+                step: id.step,
                 microbatch: Some(state.machine.microbatches()),
                 supply: state.machine.supply().cloned().unwrap_or_default(),
             }),
@@ -118,33 +125,33 @@ impl Engine {
         }
     }
 
-    /// Waits for the state, if the step that was opened is under way.
+    /// Waits for the state, if the step of this attempt is under way.
     ///
     /// # Errors
     /// [`Error::Misuse`] if it is over, or inside another call.
     pub(super) fn in_step(
         &self,
-        opened: Opened,
+        id: AttemptId,
         operation: &'static str,
-    ) -> Result<Locked<'_, State>, Error> {
-        let state = self.enter(operation, opened.step)?;
-        let is_same = state.attempt.as_ref().is_some_and(|attempt| attempt.opened == opened);
+    ) -> Result<StateGuard<'_, EngineState>, Error> {
+        let state = self.enter(operation, id.step)?;
+        let is_same = state.attempt.as_ref().is_some_and(|attempt| attempt.id == id);
         if is_same && state.is_in_step() {
             return Ok(state);
         }
-        Err(self.context.misuse(operation, opened.step, "the step is over".to_owned()))
+        Err(self.context.misuse(operation, id.step, "the step is over".to_owned()))
     }
 
     /// Waits for the next gather of `unit` in the plan's order.
-    pub(crate) fn unshard(&self, token: Token, unit: UnitId) -> Result<Full, Error> {
-        let mut state = self.enter("unshard", token.opened.step)?;
+    pub(crate) fn unshard(&self, token: MicrobatchId, unit: UnitId) -> Result<Full, Error> {
+        let mut state = self.enter("unshard", token.attempt.step)?;
         state.check_at(&self.context, token, "unshard")?;
         state.attempt(&self.context, "unshard", |state| state.need(&self.context, unit))
     }
 
     /// Takes the loss of a microbatch and returns the seed of its backward.
-    pub(crate) fn loss(&self, token: Token, loss: LossSum) -> Result<Seed, Error> {
-        let mut state = self.enter("loss", token.opened.step)?;
+    pub(crate) fn loss(&self, token: MicrobatchId, loss: LossSum) -> Result<Seed, Error> {
+        let mut state = self.enter("loss", token.attempt.step)?;
         self.check_has_backward(&state, token, "loss")?;
         state.check_at(&self.context, token, "loss")?;
         let exponent = state.attempt(&self.context, "loss", |state| {
@@ -164,11 +171,11 @@ impl Engine {
     /// Takes a unit's gradients of a microbatch.
     pub(crate) fn reduce(
         &self,
-        token: Token,
+        token: MicrobatchId,
         unit: UnitId,
         gradients: UnitGradients,
     ) -> Result<(), Error> {
-        let mut state = self.enter("reduce", token.opened.step)?;
+        let mut state = self.enter("reduce", token.attempt.step)?;
         self.check_has_backward(&state, token, "reduce")?;
         state.check_at(&self.context, token, "reduce")?;
         let microbatch = token.microbatch;
@@ -179,9 +186,9 @@ impl Engine {
     }
 
     /// Ends a microbatch, or a batch of an evaluation.
-    pub(crate) fn finish_microbatch(&self, token: Token) -> Result<(), Error> {
+    pub(crate) fn finish_microbatch(&self, token: MicrobatchId) -> Result<(), Error> {
         let operation = "finish of a microbatch";
-        let mut state = self.enter(operation, token.opened.step)?;
+        let mut state = self.enter(operation, token.attempt.step)?;
         state.check_at(&self.context, token, operation)?;
         state.attempt(&self.context, operation, |state| {
             state.note_scattered(&self.context)?;
@@ -192,26 +199,26 @@ impl Engine {
     }
 
     /// Returns whether `token` means a batch of an evaluation.
-    pub(crate) fn is_in_batch(&self, token: Token) -> bool {
+    pub(crate) fn is_in_batch(&self, token: MicrobatchId) -> bool {
         let state = self.state.enter("has_backward");
         state.is_ok_and(|state| state.evaluation.is_some() && state.is_at(token))
     }
 
     fn check_has_backward(
         &self,
-        state: &State,
-        token: Token,
+        state: &EngineState,
+        token: MicrobatchId,
         operation: &'static str,
     ) -> Result<(), Error> {
         if state.evaluation.is_none() || !state.is_at(token) {
             return Ok(());
         }
         let what = "a batch of an evaluation has no backward: finish it".to_owned();
-        Err(self.context.misuse(operation, token.opened.step, what))
+        Err(self.context.misuse(operation, token.attempt.step, what))
     }
 
     /// Notes the error of a caller, if the step or the evaluation has none so far.
-    pub(crate) fn note_failure(&self, token: Token, reason: &dyn Display) {
+    pub(crate) fn note_failure(&self, token: MicrobatchId, reason: &dyn Display) {
         let Ok(mut state) = self.state.enter("note_failure") else { return };
         if state.is_at(token)
             && let Some(attempt) = &mut state.attempt
@@ -220,53 +227,33 @@ impl Engine {
         }
     }
 
-    /// Announces that this rank aborts the step, and discards it. Every other rank discards it too.
+    /// Announces that this rank aborts a step or an evaluation, for a reason that is `given`, and
+    /// discards it. Every other rank discards it too. A mistake identifies a reason to which all
+    /// ranks may come, such as a step that the program has leaked.
     ///
     /// The announcement waits for no rank. A thread that waits in the step at this moment gets its
     /// error from it, and then releases the state.
-    pub(crate) fn abort_step(&self, opened: Opened, given: Option<String>) {
-        self.discard_step(opened, given, |failure| {
-            self.context.world.abort_step_of(opened.epoch, failure);
-        });
-    }
-
-    /// Does as [`abort_step`](Self::abort_step) for a step that the program has leaked. All ranks
-    /// may find it, in the call that fails with `error`, between steps.
-    pub(crate) fn abort_leaked_step(&self, opened: Opened, error: &Error) {
-        self.discard_step(opened, Some(error.to_string()), |failure| {
-            let mistake = error.mistake(failure.step, Location::caller());
-            self.context.world.announce_mistake(opened.epoch, failure, mistake);
-        });
-    }
-
-    /// Does as [`abort_step`](Self::abort_step) for an evaluation, which all ranks may drop. Its
-    /// number identifies it among those of the model.
-    pub(crate) fn abort_evaluation(&self, opened: Opened, number: u64) {
-        let reason = "the evaluation was dropped before its mean".to_owned();
-        self.discard_step(opened, Some(reason), |failure| {
-            let mistake = Mistake::of(&("drop of an evaluation", failure.step, number));
-            self.context.world.announce_mistake(opened.epoch, failure, mistake);
-        });
-    }
-
-    fn discard_step(
-        &self,
-        opened: Opened,
-        given: Option<String>,
-        announce: impl FnOnce(StepFailure),
-    ) {
+    pub(crate) fn abort(&self, id: AttemptId, given: Option<String>, mistake: Option<Mistake>) {
         // A step that is dropped inside one of its own calls is as good as leaked: the next
         // `begin_step` aborts it.
         if self.state.is_held_here() {
             return;
         }
-        let (attempt, acq_rel, relaxed) = (opened.attempt, Ordering::AcqRel, Ordering::Relaxed);
-        if self.under_way.compare_exchange(attempt, NO_ATTEMPT, acq_rel, relaxed).is_err() {
+        let AttemptId { step, attempt, epoch } = id;
+        let taken = self.under_way.compare_exchange(
+            attempt,
+            NO_ATTEMPT,
+            Ordering::AcqRel,
+            Ordering::Relaxed,
+        );
+        if taken.is_err() {
             return;
         }
-        let reason = self.reason_for_abort(given);
-        let Opened { step, epoch, .. } = opened;
-        announce(StepFailure { step, reason });
+        let failure = StepFailure { step, reason: self.reason_for_abort(given) };
+        match mistake {
+            None => self.context.world.abort_step_of(epoch, failure),
+            Some(mistake) => self.context.world.announce_mistake(epoch, failure, mistake),
+        }
         let mut state = self.state();
         if let Some(step) = state.step.take() {
             // A rank that ran out of data in the middle of the step has data again for the next
@@ -296,7 +283,7 @@ impl Engine {
     fn reason_for_abort(&self, given: Option<String>) -> String {
         let state = self.state.try_lock();
         let attempt = state.as_ref().and_then(|state| state.attempt.as_ref());
-        let failure = attempt.and_then(Attempt::failure).map(str::to_owned);
+        let failure = attempt.and_then(AttemptState::failure).map(str::to_owned);
         failure.or(given).unwrap_or_else(|| {
             let seen = match state {
                 None => "the step was dropped while another thread was in it",
@@ -306,33 +293,298 @@ impl Engine {
             seen.to_owned()
         })
     }
+
+    /// Exchanges headers, and opens the step if it takes place.
+    pub(crate) fn begin_step(
+        &self,
+        options: StepOptions,
+    ) -> Result<ControlFlow<EndOfRun, AttemptId>, Error> {
+        let mut state = self.state_between_steps("begin_step")?;
+        let step = state.next_step;
+        let StepOptions { microbatches, input, .. } = options;
+        control::between_steps(&self.context.world, step, || {
+            self.check_own_shards(&state, "begin_step")?;
+            let begun =
+                state.machine.begin(Begin { step, intent: Intent::Step { microbatches, input } });
+            begun.map_err(|refused| state.refused(&self.context, "begin_step", refused))
+        })?;
+        let epoch = self.context.world.epoch();
+        let Agreed { headers, shutdown } =
+            state.open(&self.context, Intent::Step { microbatches, input }, options)?;
+        let supply = headers.supply;
+        if !state.machine.is_in_step() {
+            self.context.world.set_absent(&[]);
+            return Ok(ControlFlow::Break(EndOfRun { step, supply }));
+        }
+        self.context.world.set_absent(&supply.exhausted);
+        let mut begun = StepState::new(&self.context, step, options);
+        begun.absent.clone_from(&supply.exhausted);
+        begun.exponent = exponent_known_early(self.context.options.objective, headers.weight_hint);
+        state.shutdown = shutdown;
+        let sums = state.kept.take(&self.context.plan);
+        state.reductions.begin(sums);
+        state.step = Some(begun);
+        let id = self.open_attempt(&mut state, epoch);
+        // The program's subscriber may panic. Then the next call between steps aborts this step.
+        self.warn_of_forgotten(&state, step);
+        Ok(ControlFlow::Continue(id))
+    }
+
+    /// Opens an attempt at the step or the evaluation that `state` has, in an epoch of the world.
+    fn open_attempt(&self, state: &mut EngineState, epoch: u64) -> AttemptId {
+        state.attempts += 1;
+        let id = AttemptId { step: state.next_step, attempt: state.attempts, epoch };
+        state.attempt = Some(AttemptState::new(id));
+        self.under_way.store(id.attempt, Ordering::Release);
+        id
+    }
+
+    /// Exchanges with all ranks that this one makes no more steps.
+    ///
+    /// # Errors
+    /// [`DataError::UnevenEnds`](crate::DataError::UnevenEnds) if another rank has data for a step.
+    pub(crate) fn end_run(&self) -> Result<(), Error> {
+        let mut state = self.state_between_steps("end_run")?;
+        let begin = Begin { step: state.next_step, intent: Intent::End };
+        let begun = state.machine.begin(begin);
+        begun.expect("no step is under way");
+        state.open(&self.context, Intent::End, StepOptions::default())?;
+        self.context.world.set_absent(&[]);
+        Ok(())
+    }
+
+    /// Returns the digest of the last update, for [`compare_updates`](Self::compare_updates).
+    pub(crate) fn digest_of_update(&self) -> u64 {
+        let state = self.state();
+        state.updated.digest(state.next_step)
+    }
+
+    /// Compares the digests of the last update that all ranks have `said`. Collective over the
+    /// world if they differ.
+    ///
+    /// # Errors
+    /// [`Error::Disagreement`] on all ranks; [`Error::Comm`].
+    pub(crate) fn compare_updates(&self, said: &[u64]) -> Result<(), Error> {
+        let state = self.state();
+        let last = LastUpdate { updated: &state.updated, finished: state.next_step };
+        comparison::of_updates(&self.context, last, said)
+    }
+
+    /// Ends the world if an update has stopped in its middle: a checkpoint would have the values of
+    /// no step.
+    ///
+    /// # Errors
+    /// [`Error::Comm`] that ends the world.
+    pub(crate) fn check_updated(&self) -> Result<(), Error> {
+        let half_updated = self.state().half_updated;
+        half_updated.map_or(Ok(()), |step| Err(self.end_half_updated(step)))
+    }
+
+    /// Waits for the state, if no step is under way, and the last update has ended. A step that was
+    /// leaked is discarded: no caller can finish it.
+    pub(super) fn state_between_steps(
+        &self,
+        operation: &'static str,
+    ) -> Result<StateGuard<'_, EngineState>, Error> {
+        let mut state = self.state();
+        if let Some(half) = state.half_updated {
+            return Err(self.end_half_updated(half));
+        }
+        let Some(attempt) = &state.attempt else {
+            // A panic may have left the machine where a step opens.
+            state.machine.abort();
+            return Ok(state);
+        };
+        let id = attempt.id;
+        let leaked = match &state.step {
+            Some(step) => format!("step {}", step.number),
+            None => "an evaluation".to_owned(),
+        };
+        let what = format!("{leaked} was neither finished nor dropped");
+        let error = self.context.misuse(operation, state.next_step, what);
+        drop(state);
+        let mistake = control::mistake(&error, id.step, Location::caller());
+        self.abort(id, Some(error.to_string()), Some(mistake));
+        Err(error)
+    }
+
+    /// Ends the world, since parameters are neither those before the update of a step nor those
+    /// after it.
+    fn end_half_updated(&self, step: u64) -> Error {
+        let what = "the update has not ended, by a panic or a device that failed: some parameters \
+                    are updated and others are not";
+        let error = self.context.misuse("optimizer step", step, what.to_owned());
+        self.context.world.abort(&error.to_string());
+        self.context.world.end().map_or(error, Error::Comm)
+    }
+
+    /// Checks that the shards are the model's own.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] while averages are in their place.
+    pub(crate) fn check_own_shards(
+        &self,
+        state: &EngineState,
+        operation: &'static str,
+    ) -> Result<(), Error> {
+        if state.own_shards.is_none() {
+            return Ok(());
+        }
+        let what = "inside with_shards the model has averaged parameters, for evaluation: its own \
+                    are trained and saved outside";
+        Err(self.context.misuse(operation, state.next_step, what.to_owned()))
+    }
+
+    /// Warns, once, of gradients that an optimizer should have taken.
+    fn warn_of_forgotten(&self, state: &EngineState, next: u64) {
+        let Some(step) = state.kept.take_forgotten() else { return };
+        let rank = self.context.rank().index();
+        hsdp_warnings::warn!(
+            rank,
+            step,
+            next,
+            "the gradients of a step were dropped, and no optimizer has updated the parameters with \
+             them: pass them to an optimizer"
+        );
+    }
+
+    /// Finishes the reductions, agrees with all ranks, and returns the gradients.
+    ///
+    /// An error before the agreement leaves the step open, for its owner to abort. The errors of
+    /// the agreement itself are the same on all ranks: the step is over then, and needs no
+    /// announcement.
+    pub(crate) fn finish_step(&self, id: AttemptId) -> Result<Gradients, Error> {
+        let mut state = self.in_step(id, "finish")?;
+        state.attempt(&self.context, "finish", |state| {
+            let asked = state.machine.finish();
+            asked.map_err(|refused| state.refused(&self.context, "finish", refused))?;
+            state.drive(&self.context, "finish").map(drop)
+        })?;
+        state.attempt = None;
+        let mut step = state.step.take().expect("it was there a moment ago");
+        self.under_way.store(NO_ATTEMPT, Ordering::Release);
+        if state.machine.is_settled() {
+            self.context.settle(state.machine.plan());
+        }
+        state.next_step += 1;
+        state.last_weight = step.largest_weight;
+        let AgreedStep { grad_shards, agreement } =
+            step.agreed.take().expect("all ranks have agreed");
+        let ended =
+            EndedStep { id: &self.id, context: &self.context, step: &step, agreement: &agreement };
+        ended.gradients(&mut state.loss_scale, grad_shards)
+    }
+
+    /// Begins an evaluation. Not collective.
+    pub(crate) fn begin_evaluation(&self) -> Result<OpenedEvaluation, Error> {
+        let mut state = self.state_between_steps("evaluation")?;
+        state.machine.evaluate().expect("no step is under way");
+        state.evaluations += 1;
+        self.context.world.set_step(state.next_step);
+        state.evaluation = Some(EvaluationState::default());
+        let id = self.open_attempt(&mut state, self.context.world.epoch());
+        Ok(OpenedEvaluation { id, number: state.evaluations })
+    }
+
+    /// Begins this rank's next batch.
+    pub(crate) fn begin_batch(&self, id: AttemptId) -> Result<MicrobatchId, Error> {
+        self.in_evaluation(id, "batch", |context, state| {
+            let begun = state.machine.begin_batch();
+            begun.map_err(|refused| state.refused_in_evaluation(context, "batch", refused))?;
+            state.drive(context, "batch")?;
+            Ok(MicrobatchId { attempt: id, microbatch: state.machine.microbatches() })
+        })
+    }
+
+    /// Gathers along until no rank has another batch, and returns the sum of all ranks' sums,
+    /// divided by all ranks' items.
+    pub(crate) fn evaluated_mean(&self, id: AttemptId, sum: f64, items: u64) -> Result<f64, Error> {
+        let totals = self.in_evaluation(id, "mean", |context, state| {
+            let asked = state.machine.mean();
+            asked.map_err(|refused| state.refused_in_evaluation(context, "mean", refused))?;
+            state.evaluation_mut().own = OwnSum { sum, items };
+            state.drive(context, "mean")?;
+            Ok(state.evaluation_mut().totals.take().expect("the ranks have added up their sums"))
+        });
+        // An error on which all ranks agree leaves the evaluation whole.
+        totals?.mean(id.step)
+    }
+
+    /// Ends an evaluation whose means were taken, and aborts any other on all ranks.
+    pub(crate) fn end_evaluation(&self, OpenedEvaluation { id, number }: OpenedEvaluation) {
+        if self.state.is_held_here() {
+            return;
+        }
+        // Another thread of the rank may wait in a batch: then the evaluation is not over, and the
+        // announcement waits for no rank.
+        if let Some(mut state) = self.state.try_lock()
+            && state.attempt.as_ref().is_some_and(|attempt| attempt.id == id)
+            && state.machine.end_evaluation().is_ok()
+        {
+            (state.attempt, state.evaluation) = (None, None);
+            self.under_way.store(NO_ATTEMPT, Ordering::Release);
+            return;
+        }
+        let reason = "the evaluation was dropped before its mean".to_owned();
+        let mistake = Mistake::of(&("drop of an evaluation", id.step, number));
+        self.abort(id, Some(reason), Some(mistake));
+    }
+
+    fn in_evaluation<T>(
+        &self,
+        id: AttemptId,
+        operation: &'static str,
+        act: impl FnOnce(&Context, &mut EngineState) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut state = self.enter(operation, id.step)?;
+        if state.attempt.as_ref().is_none_or(|attempt| attempt.id != id) {
+            let what = "the evaluation is over".to_owned();
+            return Err(self.context.misuse(operation, id.step, what));
+        }
+        state.attempt(&self.context, operation, |state| act(&self.context, state))
+    }
 }
 
-impl State {
-    /// Takes a unit's gradients of the open microbatch.
-    fn reduce(
-        &mut self,
-        context: &Context,
-        unit: UnitId,
-        gradients: UnitGradients,
-    ) -> Result<(), Error> {
-        let scale = self.loss_scale.value();
-        let step = self.step_mut();
-        step.check_seeded(context, scale)?;
-        gradients.check(context, step.number, unit)?;
-        let gradients = step.of_items(context, gradients);
-        match self.machine.offer(unit) {
-            // The unit has no gradient, as was checked.
-            Err(Refused::Frozen { .. }) => return Ok(()),
-            offered => offered.map_err(|refused| self.refused(context, "reduce", refused))?,
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use hsdp_comm::World;
+    use hsdp_sharding::{ByteCount, Mesh, ModelSpec, Param, Plan, Unit};
+
+    use super::*;
+    use crate::options::ModelOptions;
+
+    fn engine() -> Engine {
+        let spec = ModelSpec::new().unit(Unit::new("a").param(Param::new("w", [4])));
+        let options = ModelOptions::on(Mesh::SINGLE);
+        let plan = Plan::new(spec, Mesh::SINGLE, options.plan_options()).expect("a plan");
+        let context = Context::new(World::single(), Arc::new(plan), options).expect("a context");
+        Engine::new(context, Vec::new())
+    }
+
+    #[test]
+    fn a_panic_where_a_step_opens_leaves_nothing() {
+        for call in [
+            |engine: &Engine| engine.begin_step(StepOptions::microbatches(1)).map(drop),
+            |engine: &Engine| engine.begin_evaluation().map(drop),
+            |engine: &Engine| engine.end_run(),
+        ] {
+            let engine = engine();
+            // A panic in the exchange of headers leaves the machine like this.
+            engine.state().machine.begin(Begin::step(0, Some(1))).expect("no step is under way");
+            call(&engine).expect("nothing is left");
         }
-        for (index, gradient) in gradients.entries.iter().enumerate() {
-            if gradient.is_some() {
-                self.step_mut().presence.insert(context.number_of(ParamId { unit, index }));
-            }
-        }
-        self.reductions.offer(unit, gradients);
-        self.note_scattered(context)?;
-        self.drive(context, "reduce").map(drop)
+    }
+
+    #[test]
+    fn an_aborted_step_leaves_the_limit_of_the_order_that_stays() {
+        let engine = engine();
+        let begun = engine.begin_step(StepOptions::microbatches(1)).expect("a step");
+        let ControlFlow::Continue(id) = begun else { panic!("{begun:?}") };
+        // The order that a forward has found needs as much.
+        engine.context.full_pool.set_limit(ByteCount::ZERO);
+        engine.abort(id, None, None);
+        assert_eq!(engine.context.full_pool.limit(), engine.context.plan.memory().full);
     }
 }

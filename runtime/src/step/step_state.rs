@@ -4,9 +4,8 @@ use hsdp_sharding::Rank;
 
 use crate::agree::agreement::{Agreement, Presence};
 use crate::error::Error;
-use crate::options::StepOptions;
 use crate::options::objective::{LossSum, Objective};
-use crate::options::uneven::Input;
+use crate::options::{Input, StepOptions};
 use crate::state::context::Context;
 use crate::state::gradients::UnitGradients;
 use crate::state::sums::GradShards;
@@ -31,8 +30,17 @@ pub(crate) struct StepState {
     pub(crate) total_loss: f64,
     /// The parameters that got a gradient on this rank.
     pub(super) presence: Presence,
-    /// This rank's sums, and the statements of all ranks, once they have agreed.
-    pub(super) ended: Option<(GradShards, Agreement)>,
+    /// Sums of this rank and statements of all ranks, once they have agreed.
+    pub(super) agreed: Option<AgreedStep>,
+}
+
+/// A step on which all ranks have agreed.
+#[derive(Debug)]
+pub(super) struct AgreedStep {
+    /// Sums of this rank.
+    pub(super) grad_shards: GradShards,
+    /// Statements of all ranks.
+    pub(super) agreement: Agreement,
 }
 
 impl StepState {
@@ -47,7 +55,7 @@ impl StepState {
             largest_weight: 0,
             total_loss: 0.0,
             presence: Presence::none(context.parameters()),
-            ended: None,
+            agreed: None,
         }
     }
 

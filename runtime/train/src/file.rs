@@ -1,17 +1,17 @@
 //! Files that a user names: only regular files, with a bounded length or bounded lines.
 
-mod lines;
 mod output;
 
 use std::fmt;
 use std::fs::{self, File, FileType, Metadata, OpenOptions};
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
-use crate::stderr::in_one_line;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-pub use self::lines::{Lines, lines};
 pub use self::output::{Output, OutputFolder, replace_at, replace_with};
+
+use crate::stderr::in_one_line;
 
 /// The reason why a file was not read or written. The text is one line that begins with the path.
 #[derive(Debug, thiserror::Error)]
@@ -252,5 +252,95 @@ struct Shown<'a>(&'a Path);
 impl fmt::Display for Shown<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&in_one_line(self.0.display()))
+    }
+}
+
+/// Iterator over the lines of a file, without their line ends. Made by [`lines`].
+#[derive(Debug)]
+pub struct Lines {
+    path: PathBuf,
+    file: BufReader<File>,
+    /// Maximum number of bytes in a line, without its end.
+    most: u64,
+    /// Number of the last line that was read, from 1.
+    number: u64,
+}
+
+/// Opens a regular file of any length whose lines have at most `most` bytes. Does not block on
+/// FIFOs, and holds one line at a time.
+///
+/// # Errors
+/// [`FileError::Io`], [`FileError::NotRegular`]. Reading a line returns [`FileError::Io`] or
+/// [`FileError::LongLine`].
+pub fn lines(path: &Path, most: u64) -> Result<Lines, FileError> {
+    let file = BufReader::new(open_regular(path)?);
+    Ok(Lines { path: path.to_owned(), file, most, number: 0 })
+}
+
+impl Lines {
+    /// Returns the next line with its line end, which the last line may lack. Empty at the end of
+    /// the file.
+    fn read(&mut self) -> io::Result<Vec<u8>> {
+        let mut line = Vec::new();
+        let most = self.most.saturating_add(1);
+        self.file.by_ref().take(most).read_until(b'\n', &mut line)?;
+        Ok(line)
+    }
+}
+
+impl Iterator for Lines {
+    type Item = Result<Vec<u8>, FileError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let mut line = match self.read() {
+            Err(source) => return Some(Err(FileError::Io { path: self.path.clone(), source })),
+            Ok(line) if line.is_empty() => return None,
+            Ok(line) => line,
+        };
+        self.number += 1;
+        if line.last() == Some(&b'\n') {
+            line.pop();
+        }
+        if line.len() as u64 > self.most {
+            let (path, number, most) = (self.path.clone(), self.number, self.most);
+            return Some(Err(FileError::LongLine { path, number, most }));
+        }
+        Some(Ok(line))
+    }
+}
+
+/// Length and hash of an input, which processes compare when each has its own copy.
+///
+/// ```
+/// use hsdp_train::Digest;
+///
+/// let text = Digest::of(b"to be or not to be");
+/// assert_eq!(text.to_string(), "18 bytes with hash d54dabe2451f3601");
+/// assert_ne!(text, Digest::of(b"to be or not to bee"));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Digest {
+    bytes: usize,
+    hash: u64,
+}
+
+impl Digest {
+    /// Returns the digest of `bytes`. It detects accidents, not forgery: the hash is not
+    /// cryptographic.
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> Self {
+        Self { bytes: bytes.len(), hash: xxh3_64_with_seed(bytes, 0) }
+    }
+
+    /// Returns the hash alone.
+    #[must_use]
+    pub fn hash(&self) -> u64 {
+        self.hash
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes with hash {:016x}", self.bytes, self.hash)
     }
 }

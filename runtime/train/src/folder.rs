@@ -2,28 +2,28 @@
 
 mod metrics;
 pub(crate) mod plot;
-mod switch;
 mod trace;
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
+use std::{fs, io};
 
 use hsdp::World;
 use hsdp::checkpoint::format::{Disk, Store};
+use serde::Serialize;
 use serde_json::Value;
 
+pub(crate) use self::metrics::Metrics;
+pub use self::trace::Switch;
+pub(crate) use self::trace::{Recorder, TRACED_STEPS, Trace};
+
 use crate::failure::Failure;
-use crate::file::{self, replace_with};
+use crate::file;
+use crate::file::replace_with;
 use crate::lock::FolderLock;
 use crate::options::{FLIGHT, RunOptions};
 use crate::warnings::Warnings;
-
-pub(crate) use self::metrics::Metrics;
-pub use self::switch::Switch;
-pub(crate) use self::trace::{Recorder, TRACED_STEPS, Trace};
 
 /// Names of a run's files.
 const METRICS: &str = "metrics.jsonl";
@@ -243,6 +243,24 @@ fn remove(file: &Path) -> Result<(), Failure> {
 
 pub(crate) fn cannot_write(file: &Path, error: &io::Error) -> Failure {
     Failure::work(format!("cannot write {}: {error}", file.display()))
+}
+
+/// A line of `metrics.jsonl`, without norms of each parameter and an evaluation.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct StepRecord {
+    /// Number of the step, from 0.
+    pub(crate) step: u64,
+    /// Mean loss of all ranks.
+    pub(crate) loss: f64,
+    /// 2-norm of the gradients, before clipping; null in the file where a gradient overflowed.
+    pub(crate) grad_norm: f64,
+    /// Number of tokens on all ranks.
+    pub(crate) tokens: u64,
+    /// Time of the microbatches and the update.
+    pub(crate) seconds: f64,
+    /// False if all ranks skipped the update because a gradient overflowed.
+    #[serde(skip)]
+    pub(crate) applied: bool,
 }
 
 #[cfg(test)]

@@ -54,10 +54,10 @@
 //!
 //! The other modules are for all programs of this project, including those that do not train.
 //!
+
 #![doc = include_str!("../BOUNDS.md")]
 
 pub mod command_line;
-mod digest;
 mod failure;
 pub mod file;
 mod folder;
@@ -65,9 +65,7 @@ mod lock;
 pub mod memory;
 pub mod number;
 mod options;
-mod place;
 mod ranks;
-mod record;
 mod run;
 mod setup;
 mod signals;
@@ -81,13 +79,12 @@ mod warnings;
 use hsdp::memory::CountingAllocator;
 use mimalloc::MiMalloc;
 
-pub use self::digest::Digest;
 pub use self::failure::{Failure, program};
+pub use self::file::Digest;
 pub use self::folder::Switch;
 pub use self::options::{
-    Comm, EvaluationOptions, MAX_MICROBATCHES, MAX_STEPS, MAX_UNITS, RunOptions,
+    Comm, EvaluationOptions, MAX_MICROBATCHES, MAX_STEPS, MAX_UNITS, Place, RunOptions,
 };
-pub use self::place::Place;
 pub use self::ranks::{Ranks, main, prepare, with_ranks};
 pub use self::run::{Better, Report, Run, Training, bar};
 pub use self::setup::Setup;

@@ -1,10 +1,9 @@
 //! Compares the memory that a program will need with its limit, before the program allocates it.
 
+use std::fs;
+use std::path::Path;
+
 use bytesize::ByteSize;
-
-mod limit;
-
-pub use self::limit::Limit;
 
 /// Memory that a program will need, in parts. A sum beyond `u64::MAX` counts as `u64::MAX`.
 #[derive(Clone, Debug, Default)]
@@ -76,6 +75,87 @@ impl std::fmt::Display for Shown {
     }
 }
 
+/// Maximum memory of this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// Number of bytes.
+    pub bytes: u64,
+    /// Origin of the limit, as words that precede the number, such as "this machine has".
+    pub reason: &'static str,
+}
+
+/// Size of a process's address space on current processors, 2^47 bytes.
+const ADDRESSES: Limit = Limit { bytes: 1 << 47, reason: "a process has addresses for" };
+
+/// Root folder of control groups.
+const GROUPS: &str = "/sys/fs/cgroup";
+
+impl Limit {
+    /// Returns the smallest of the machine's memory, the limit of the control group, and the limit
+    /// on the address space (`ulimit -v`).
+    ///
+    /// Memory that other processes use at the moment is not subtracted.
+    #[must_use]
+    pub fn of_process() -> Self {
+        let known = [machine(), control_group(), address_space()].into_iter().flatten();
+        known.fold(ADDRESSES, |least, next| if next.bytes < least.bytes { next } else { least })
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn machine() -> Option<Limit> {
+    let info = rustix::system::sysinfo();
+    // `totalram` counts in `mem_unit`s: on some machines a word is too small for the bytes.
+    let bytes = u128::from(info.totalram) * u128::from(info.mem_unit.max(1));
+    Some(Limit { bytes: u64::try_from(bytes).unwrap_or(u64::MAX), reason: "this machine has" })
+}
+
+#[cfg(not(target_os = "linux"))]
+fn machine() -> Option<Limit> {
+    None
+}
+
+#[cfg(unix)]
+fn address_space() -> Option<Limit> {
+    use rustix::process::{Resource, getrlimit};
+
+    let bytes = getrlimit(Resource::As).current?;
+    Some(Limit { bytes, reason: "this process may have (ulimit -v)" })
+}
+
+#[cfg(not(unix))]
+fn address_space() -> Option<Limit> {
+    None
+}
+
+/// Returns the smallest limit of this process's control group and of all groups that contain it.
+/// Containers and the steps of Slurm jobs have their own groups.
+fn control_group() -> Option<Limit> {
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let bytes = groups.lines().filter_map(|line| of_group(line, Path::new(GROUPS))).min()?;
+    Some(Limit { bytes, reason: "the control group of this process may have" })
+}
+
+/// Returns the smallest limit of the group in a line such as `0::/job_7/step_0` (version 2) or
+/// `4:memory:/job_7` (version 1), and of all groups that contain it.
+fn of_group(line: &str, groups: &Path) -> Option<u64> {
+    let mut fields = line.splitn(3, ':').skip(1);
+    let (controllers, group) = (fields.next()?, fields.next()?);
+    let (root, file) = match controllers {
+        "" => (groups.to_owned(), "memory.max"),
+        _ if controllers.split(',').any(|name| name == "memory") => {
+            (groups.join("memory"), "memory.limit_in_bytes")
+        }
+        _ => return None,
+    };
+    let around = Path::new(group.trim_start_matches('/')).ancestors();
+    let limit = |group| {
+        let text = fs::read_to_string(root.join(group).join(file)).ok()?;
+        text.trim().parse::<u64>().ok()
+    };
+    around.filter_map(limit).min()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -104,5 +184,28 @@ mod tests {
     #[test]
     fn a_process_may_have_some_memory() {
         assert!(Limit::of_process().bytes > 1 << 20);
+    }
+
+    #[test]
+    fn the_least_limit_of_the_groups_around_counts() {
+        let groups = tempfile::tempdir().expect("a folder");
+        let write = |folder: &str, file: &str, limit: &str| {
+            let folder = groups.path().join(folder);
+            fs::create_dir_all(&folder).expect("a folder");
+            fs::write(folder.join(file), limit).expect("written");
+        };
+        write("job/step", "memory.max", "max\n");
+        write("job", "memory.max", "4096\n");
+        write("", "memory.max", "8192\n");
+        write("memory/job", "memory.limit_in_bytes", "1024\n");
+        for (line, limit) in [
+            ("0::/job/step", Some(4096)),
+            ("0::/other", Some(8192)),
+            ("4:cpu,memory:/job", Some(1024)),
+            ("4:cpu:/job", None),
+            ("nonsense", None),
+        ] {
+            assert_eq!(of_group(line, groups.path()), limit, "{line}");
+        }
     }
 }

@@ -8,12 +8,11 @@ use clap::{Args, Parser, ValueEnum};
 use hsdp::testing::Fault;
 use hsdp::{
     Accumulation, DType, DynamicScale, Launched, LossScaling, Mesh, ModelOptions, Offload,
-    Placement, Precision, WorldOptions,
+    Placement, Precision, Rank, WorldOptions,
 };
 
 use crate::failure::Failure;
 use crate::number::{count, seconds};
-use crate::place::Place;
 use crate::threads;
 
 /// Name of the folder with the flight records of a failed run.
@@ -195,13 +194,13 @@ fn check<T: Display>(
     parser(&value.to_string()).map(drop).map_err(refused)
 }
 
-/// Name of an option, its value, and its parser on the command line.
-type Count = (&'static str, Option<usize>, fn(&str) -> Result<usize, String>);
-
-fn check_counts(counts: &[Count]) -> Result<(), Failure> {
-    counts.iter().try_for_each(|&(option, value, parser)| {
-        value.map_or(Ok(()), |value| check(option, value, parser))
-    })
+/// Checks the value of an option, if it is set, by its parser on the command line.
+fn check_count(
+    option: &'static str,
+    value: Option<usize>,
+    parser: fn(&str) -> Result<usize, String>,
+) -> Result<(), Failure> {
+    value.map_or(Ok(()), |value| check(option, value, parser))
 }
 
 /// Refuses options that are set without another option that they need.
@@ -213,10 +212,8 @@ fn check_needed(set: &[(&str, bool)], needed: &str) -> Result<(), Failure> {
 impl EvaluationOptions {
     /// Refuses values that the command line would refuse.
     pub(crate) fn check(&self) -> Result<(), Failure> {
-        check_counts(&[
-            ("--evaluate-every", self.evaluate_every, count::<1, MAX_STEPS>),
-            ("--patience", self.patience, count::<1, MAX_STEPS>),
-        ])?;
+        check_count("--evaluate-every", self.evaluate_every, count::<1, MAX_STEPS>)?;
+        check_count("--patience", self.patience, count::<1, MAX_STEPS>)?;
         let with_evaluations =
             [("--patience", self.patience.is_some()), ("--save-best", self.save_best)];
         match self.evaluate_every {
@@ -250,13 +247,11 @@ impl RunOptions {
 
     /// Refuses values that the command line would refuse.
     fn check(&self) -> Result<(), Failure> {
-        check_counts(&[
-            ("--microbatches", Some(self.microbatches), count::<1, MAX_MICROBATCHES>),
-            ("--prefetch", Some(self.prefetch), count::<0, MAX_UNITS>),
-            ("--save-every", self.save_every, count::<1, MAX_STEPS>),
-            ("--keep", Some(self.keep), count::<2, MAX_STEPS>),
-            ("--norms-every", self.norms_every, count::<1, MAX_STEPS>),
-        ])?;
+        check_count("--microbatches", Some(self.microbatches), count::<1, MAX_MICROBATCHES>)?;
+        check_count("--prefetch", Some(self.prefetch), count::<0, MAX_UNITS>)?;
+        check_count("--save-every", self.save_every, count::<1, MAX_STEPS>)?;
+        check_count("--keep", Some(self.keep), count::<2, MAX_STEPS>)?;
+        check_count("--norms-every", self.norms_every, count::<1, MAX_STEPS>)?;
         check("--deadline", self.deadline, seconds)?;
         let into_folder = [
             ("--save-every", self.save_every.is_some()),
@@ -328,6 +323,17 @@ impl RunOptions {
             ..ModelOptions::on(self.mesh)
         }
     }
+}
+
+/// Position of one microbatch in a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Number of the step, from 0.
+    pub step: u64,
+    /// Index of the microbatch in the step.
+    pub microbatch: usize,
+    /// Rank that computes the microbatch.
+    pub rank: Rank,
 }
 
 #[cfg(test)]

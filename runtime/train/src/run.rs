@@ -2,43 +2,35 @@
 
 mod costs;
 mod evaluation;
-mod messages;
-mod need;
-mod norms;
 mod progress;
 mod report;
 mod saving;
 
-use std::fmt;
 use std::time::{Duration, Instant};
 
 use hsdp::checkpoint::{Checkpointed, Content};
 use hsdp::{
-    Channel, Gradients, Norms, Pass, Reduction, ShardedModel, Shutdown, StepOptions, Tag, Update,
+    Channel, Gradients, ModelSpec, Norms, Pass, Placement, Plan, Reduction, ShardedModel, Shutdown,
+    StepOptions, Tag, Update,
 };
 use serde_json::Value;
 use tracing::info_span;
 use tracing::span::EnteredSpan;
 
-use crate::failure::Failure;
-use crate::folder::keep_warnings;
-use crate::options::{EvaluationOptions, RunOptions};
-use crate::place::Place;
-use crate::record::StepRecord;
-use crate::setup::Setup;
-
-use self::costs::{Costs, Counted};
-use self::evaluation::Evaluations;
-use self::messages::StepMessages;
-use self::norms::StepNorms;
-use self::progress::Progress;
-use self::saving::{Ends, Saving};
-
-pub(crate) use self::report::Ended;
-
 pub use self::evaluation::Better;
 pub use self::progress::bar;
+pub(crate) use self::report::Ended;
 pub use self::report::Report;
+
+use self::costs::{Counted, RankCosts, StepMessages};
+use self::evaluation::Evaluations;
+use self::progress::{Progress, StepNorms, after_update, before_update};
+use self::saving::{Ends, Saving};
+use crate::failure::Failure;
+use crate::folder::{StepRecord, keep_warnings};
+use crate::memory::{Need, product};
+use crate::options::{EvaluationOptions, Place, RunOptions};
+use crate::setup::Setup;
 
 /// Settings of a run that the program chooses rather than its user.
 #[derive(Clone, Debug)]
@@ -98,7 +90,7 @@ pub struct Run<'a, O> {
     progress: Option<Progress<'a>>,
     counted: Counted,
     /// Costs of the steps, recorded before the program works on the model after the last step.
-    costs: Option<Costs>,
+    costs: Option<RankCosts>,
     messages: StepMessages,
     /// Number of the next step.
     next: u64,
@@ -116,7 +108,7 @@ struct Step {
     /// Time spent in `gradients` and `update`.
     time: Duration,
     evaluation: Option<f64>,
-    _span: Entered,
+    _span: EnteredSpan,
 }
 
 #[derive(Debug)]
@@ -124,15 +116,6 @@ enum Stage {
     Begun,
     Reduced { loss: f64, grad_norm: f64, tokens: u64, norms: Option<Norms> },
     Updated(StepRecord, Option<StepNorms>),
-}
-
-/// Span of a step.
-struct Entered(#[expect(dead_code, reason = "held until the step has ended")] EnteredSpan);
-
-impl fmt::Debug for Entered {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Entered")
-    }
 }
 
 impl<'a> Setup<'a> {
@@ -224,7 +207,7 @@ impl<'a, O: Checkpointed> Run<'a, O> {
             shutdown: Shutdown::NotAsked,
             time: Duration::ZERO,
             evaluation: None,
-            _span: Entered(info_span!("step", step = number).entered()),
+            _span: info_span!("step", step = number).entered(),
         });
         Ok(Some(number))
     }
@@ -269,7 +252,7 @@ impl<'a, O: Checkpointed> Run<'a, O> {
             None => gradients.weight(),
         };
         let is_measured = self.options().norms_every.is_some_and(|n| number % n as u64 == 0);
-        let (gradients, norms) = norms::before_update(&self.model, gradients, is_measured)?;
+        let (gradients, norms) = before_update(&self.model, gradients, is_measured)?;
         if let Some(step) = &mut self.step {
             step.stage = Stage::Reduced { loss, grad_norm, tokens, norms };
             step.shutdown = shutdown;
@@ -297,7 +280,7 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         drop(span);
         step.time += begin.elapsed();
         let seconds = step.time.as_secs_f64();
-        let norms = norms::after_update(&self.model, norms)?;
+        let norms = after_update(&self.model, norms)?;
         let applied = updated == Update::Applied;
         let record = StepRecord { step: step.number, loss, grad_norm, tokens, seconds, applied };
         step.stage = Stage::Updated(record, norms);
@@ -435,4 +418,23 @@ impl<'a, O: Checkpointed> Run<'a, O> {
 /// Returns the failure of a program that calls the methods of a run out of order.
 fn out_of_order(called: &str, before: &str) -> Failure {
     Failure::work(format!("{called} was called out of order: call {before} before it"))
+}
+
+impl Need {
+    /// Returns the memory of a run of `steps` steps in this process: a record of each step, and the
+    /// sharded model of each rank here. Memory on a device is not counted.
+    ///
+    /// # Errors
+    /// [`Failure::Input`] if the mesh or the options cannot have this model.
+    pub fn of_run(options: &RunOptions, spec: ModelSpec, steps: usize) -> Result<Self, Failure> {
+        let plan = Plan::new(spec, options.mesh, options.model().plan_options());
+        let plan = plan.map_err(Failure::input)?;
+        let records = product(&[steps, size_of::<StepRecord>()]);
+        let need = Self::default().with("a record of each step", records);
+        let model = plan.memory().total().get().saturating_mul(options.ranks_here() as u64);
+        Ok(match options.device {
+            Placement::Host => need.with("the sharded model", model),
+            _ => need,
+        })
+    }
 }

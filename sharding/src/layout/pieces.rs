@@ -37,13 +37,13 @@ impl Piece {
 #[derive(Clone, Debug)]
 pub struct Pieces<'a> {
     slots: &'a [ParamSlot],
-    trainable: Window<'a>,
-    frozen: Window<'a>,
+    trainable: PieceWindow<'a>,
+    frozen: PieceWindow<'a>,
 }
 
 /// The pieces of one shard in one region.
 #[derive(Clone, Debug)]
-struct Window<'a> {
+struct PieceWindow<'a> {
     /// The parameters that overlap the slice.
     params: &'a [usize],
     /// The slice, in elements of `full`.
@@ -60,12 +60,13 @@ impl<'a> Pieces<'a> {
         trainable: (&'a [usize], Range<usize>, usize),
         frozen: (&'a [usize], Range<usize>, usize),
     ) -> Self {
-        let window = |(params, slice, shard_start)| Window::new(slots, params, slice, shard_start);
+        let window =
+            |(params, slice, shard_start)| PieceWindow::new(slots, params, slice, shard_start);
         Self { slots, trainable: window(trainable), frozen: window(frozen) }
     }
 }
 
-impl<'a> Window<'a> {
+impl<'a> PieceWindow<'a> {
     fn new(
         slots: &[ParamSlot],
         params: &'a [usize],

@@ -17,7 +17,7 @@ pub(super) struct Extent {
 
 /// The places of all parameters of a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Placement {
+pub(super) struct ParamPlacing {
     /// Length of a shard.
     pub(super) shard_blocks: u64,
     /// First block of each parameter.
@@ -69,14 +69,14 @@ pub(super) fn fits(extents: &[Extent], shards: u64, shard: u64) -> bool {
 }
 
 /// The placement at a shard length that [`fits`].
-pub(super) fn place(extents: &[Extent], shard_blocks: u64) -> Placement {
+pub(super) fn place(extents: &[Extent], shard_blocks: u64) -> ParamPlacing {
     let mut cursor = 0;
     let starts = extents.iter().map_while(|extent| {
         let start = extent.start(cursor, shard_blocks)?;
         cursor = start + extent.blocks;
         Some(start)
     });
-    Placement { starts: starts.collect(), shard_blocks }
+    ParamPlacing { starts: starts.collect(), shard_blocks }
 }
 
 pub(super) fn gcd(mut a: u64, mut b: u64) -> u64 {

@@ -7,7 +7,7 @@
 //! shard length, must be a multiple of its chunk. That leaves few candidates where the search would
 //! be long. A shard that holds the whole region always works, so the search ends.
 
-use super::place::{Extent, Placement, fits, gcd, place};
+use super::place::{Extent, ParamPlacing, fits, gcd, place};
 
 /// The number of candidates that are tried before the distance between them doubles, each time. It
 /// limits the search to a few milliseconds, also for large row groups that do not fit each other.
@@ -15,7 +15,7 @@ const DENSE_CANDIDATES: u64 = 1 << 12;
 
 /// The placement with the smallest possible shard length over `shards` shards. Without parameters
 /// the shard length is 0.
-pub(super) fn smallest(extents: &[Extent], shards: u64) -> Placement {
+pub(super) fn smallest(extents: &[Extent], shards: u64) -> ParamPlacing {
     let total: u64 = extents.iter().map(|extent| extent.blocks).sum();
     let lowest = total.div_ceil(shards);
     if lowest == 0 || extents.iter().all(|extent| extent.chunk == 1) {

@@ -3,14 +3,14 @@
 use super::{Accumulation, FullCopies, Gather, Offload, Plan, state};
 use crate::{AfterForward, ByteCount, DType, ElemCount, Phase, UnitId, UnitLayout};
 
-/// The peak memory of one rank in each category during a step, in bytes. `optimizer` and `update` are the maximum over all ranks; the
-/// others are the same on every rank.
+/// The peak memory of one rank in each category during a step, in bytes. `optimizer` and `update`
+/// are the maximum over all ranks; the others are the same on every rank.
 ///
 /// In these formulas `shard_len` is the number of elements of a unit's shard, and n the number of
 /// trainable ones among them. `numel` is the number of elements of a unit's parameters without
-/// padding, and `size` the bytes of an element in the unit's
-/// [compute dtype](Plan::compute_dtype). `master_len` is n in units whose
-/// frozen parameters are [stored](crate::Param::stored_in) in the compute dtype, and `shard_len` in all others:
+/// padding, and `size` the bytes of an element in the unit's [compute dtype](Plan::compute_dtype).
+/// `master_len` is n in units whose frozen parameters are [stored](crate::Param::stored_in) in the
+/// compute dtype, and `shard_len` in all others:
 ///
 /// | category | bytes |
 /// |---|---|
@@ -27,35 +27,40 @@ use crate::{AfterForward, ByteCount, DType, ElemCount, Phase, UnitId, UnitLayout
 ///         + Σ size · numel of the kept units before gathers[i].unit, in the order of the forward
 /// ```
 ///
-/// With [`FullCopies::PerProcess`] rank 0 holds `full` for all ranks, and the other ranks hold none. The sum then goes on to
-/// `end(end(i))`, where end(j) = j + prefetch + 1, or the end of the microbatch if that is nearer. The gathers of the next microbatch
-/// follow those of this one. In a world of one rank the formula is that of [`FullCopies::PerRank`].
+/// With [`FullCopies::PerProcess`] rank 0 holds `full` for all ranks, and the other ranks hold
+/// none. The sum then goes on to `end(end(i))`, where end(j) = j + prefetch + 1, or the end of the
+/// microbatch if that is nearer. The gathers of the next microbatch follow those of this one. In a
+/// world of one rank the formula is that of [`FullCopies::PerRank`].
 ///
-/// A model with stored parameters cannot lie on a device. On a device a unit lies flat, with its padding ([`Plan::memory_on_device`]). The formula of `full` then uses `full_len` in place of
-/// `numel`. That of `grad_full` uses the length of the trainable region with its padding: the sum over all units, and once more the
-/// largest, because a gradient is packed before it is added.
+/// A model with stored parameters cannot lie on a device. On a device a unit lies flat, with its
+/// padding ([`Plan::memory_on_device`]). The formula of `full` then uses `full_len` in place of
+/// `numel`. That of `grad_full` uses the length of the trainable region with its padding: the sum
+/// over all units, and once more the largest, because a gradient is packed before it is added.
 ///
-/// Offloaded buffers ([`Offload`]) move from the device to the host, which updates one unit at a time ([`Plan::memory_offloaded`]):
+/// Offloaded buffers ([`Offload`]) move from the device to the host, which updates one unit at a
+/// time ([`Plan::memory_offloaded`]):
 ///
 /// | offload | less on the device | more on the device | on the host |
 /// |---|---|---|---|
 /// | `Optimizer` | all of `optimizer` and of `update` | | `optimizer`, `update`; `shard` 4 · max shard_len, `partial` 4 · max n |
 /// | `All` | all of `optimizer`, of `update` and of `shard` | `gather_input` 4 · Σ shard_len over the units that compute in f32, which gathers read | `optimizer`, `update`, `shard`; `partial` 4 · max n, and for each of bf16 and f16 `gather_input` 2 · max shard_len over the units that compute in it |
 ///
-/// The reason for the formula of `full`: a rank that needs the i-th of [`Plan::gathers`] issues it and
-/// the next `prefetch`, and a gather takes memory from its issue on. Memory grows with issues only,
-/// so the peak comes right after one. A resharded unit's memory is free after each use (later gathers
-/// reuse its buffers, within this bound), so of the gathers before the i-th only kept units remain.
-/// In the forward these are all kept units before it; in the backward they are the kept units whose
-/// backward is still to come. Both are the kept units that come earlier in the [order](Plan::order) of the forward. The last unit of the forward
-/// is resharded and gathered again like all others: with a gather ahead, both of its copies take
-/// memory for a time.
+/// The reason for the formula of `full`: a rank that needs the i-th of [`Plan::gathers`] issues it
+/// and the next `prefetch`, and a gather takes memory from its issue on. Memory grows with issues
+/// only, so the peak comes right after one. A resharded unit's memory is free after each use (later
+/// gathers reuse its buffers, within this bound), so of the gathers before the i-th only kept units
+/// remain. In the forward these are all kept units before it; in the backward they are the kept
+/// units whose backward is still to come. Both are the kept units that come earlier in the
+/// [order](Plan::order) of the forward. The last unit of the forward is resharded and gathered
+/// again like all others: with a gather ahead, both of its copies take memory for a time.
 ///
-/// Where ranks share a copy, the slowest rank may still read the i-th. It has issued `prefetch` more, so rank 0 may have released
-/// all of these, need the next one, and have issued `prefetch` beyond that.
+/// Where ranks share a copy, the slowest rank may still read the i-th. It has issued `prefetch`
+/// more, so rank 0 may have released all of these, need the next one, and have issued `prefetch`
+/// beyond that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct MemoryPlan {
-    /// f32 master copies of the shards, except frozen parameters that are [stored](crate::Param::stored_in) in the compute dtype.
+    /// f32 master copies of the shards, except frozen parameters that are
+    /// [stored](crate::Param::stored_in) in the compute dtype.
     pub shard: ByteCount,
     /// The shards in the compute dtype, which gathers read; 0 where gathers read the master copies.
     pub gather_input: ByteCount,
@@ -63,18 +68,33 @@ pub struct MemoryPlan {
     pub full: ByteCount,
     /// Unsharded f32 gradients that accumulate from microbatch to microbatch.
     pub grad_full: ByteCount,
-    /// f32 sums of reduce-scatter outputs; with `Every` and more than one replica also the outputs of
-    /// the microbatch, which are all-reduced before they are added.
+    /// f32 sums of reduce-scatter outputs; with `Every` and more than one replica also the outputs
+    /// of the microbatch, which are all-reduced before they are added.
     pub partial: ByteCount,
     /// State of the optimizer, on the rank with the most.
     pub optimizer: ByteCount,
-    /// Matrices that are exchanged and updated as a whole, and sums of factored state, on the rank with the most.
+    /// Matrices that are exchanged and updated as a whole, and sums of factored state, on the rank
+    /// with the most.
     pub update: ByteCount,
 }
 
 impl MemoryPlan {
-    /// The sum over all categories, an upper bound of the memory at any time: categories may peak at
-    /// different times.
+    /// Returns the bytes of each category, by its name.
+    #[must_use]
+    pub const fn categories(&self) -> [(&'static str, ByteCount); 7] {
+        [
+            ("shard", self.shard),
+            ("gather_input", self.gather_input),
+            ("full", self.full),
+            ("grad_full", self.grad_full),
+            ("partial", self.partial),
+            ("optimizer", self.optimizer),
+            ("update", self.update),
+        ]
+    }
+
+    /// The sum over all categories, an upper bound of the memory at any time: categories may peak
+    /// at different times.
     ///
     /// # Panics
     /// If the sum exceeds `u64::MAX`.
@@ -182,7 +202,8 @@ fn most<'a>(
     units.map(elements).max().unwrap_or(ElemCount::ZERO)
 }
 
-/// Returns the memory of a step of a model whose units lie flat, with their padding, as on a device.
+/// Returns the memory of a step of a model whose units lie flat, with their padding, as on a
+/// device.
 fn flat(plan: &Plan) -> MemoryPlan {
     let trainable = |layout: &UnitLayout| ElemCount::of(layout.trainable().len);
     let added = plan.layouts().iter().map(|layout| trainable(layout)).max();
@@ -236,7 +257,8 @@ pub(super) fn full_in_on_device(plan: &Plan, phase: Phase) -> ByteCount {
     most_in(plan, &flat_of(plan), phase)
 }
 
-/// At its begin a backward holds the kept units and those that were gathered ahead. From there memory grows with issues only.
+/// At its begin a backward holds the kept units and those that were gathered ahead. From there
+/// memory grows with issues only.
 fn most_in(plan: &Plan, full: &dyn Fn(UnitId) -> ByteCount, phase: Phase) -> ByteCount {
     let live = live_full(plan, full);
     let (forward, backward) = live.split_at(plan.spec().units().len());
@@ -260,7 +282,7 @@ fn peak_full(plan: &Plan, full: &dyn Fn(UnitId) -> ByteCount) -> ByteCount {
 /// The formula of `live` for each gather.
 fn live_full(plan: &Plan, full: &dyn Fn(UnitId) -> ByteCount) -> Vec<ByteCount> {
     let kept = kept_before(plan, full);
-    let before = Prefix::of(plan, full);
+    let before = MemoryPrefix::of(plan, full);
     let live = |(asked, gather): (usize, &Gather)| {
         let end = match plan.options().full_copies {
             FullCopies::PerRank => before.end_of_issues(asked, plan.options().prefetch),
@@ -275,12 +297,12 @@ fn live_full(plan: &Plan, full: &dyn Fn(UnitId) -> ByteCount) -> Vec<ByteCount> 
 }
 
 /// Sums over the gathers of two microbatches in a row.
-struct Prefix {
+struct MemoryPrefix {
     /// The bytes of the first i gathers, for i from 0 to all of two microbatches.
     sums: Vec<ByteCount>,
 }
 
-impl Prefix {
+impl MemoryPrefix {
     fn of(plan: &Plan, full: &dyn Fn(UnitId) -> ByteCount) -> Self {
         let twice = plan.gathers().iter().chain(plan.gathers());
         let mut sums = vec![ByteCount::ZERO];
@@ -299,13 +321,15 @@ impl Prefix {
         self.sums[to] - self.sums[from]
     }
 
-    /// The index behind the last gather that is issued when gather `asked` is needed, in its microbatch.
+    /// The index behind the last gather that is issued when gather `asked` is needed, in its
+    /// microbatch.
     fn end_of_issues(&self, asked: usize, prefetch: usize) -> usize {
         let microbatch = if asked < self.len() { self.len() } else { 2 * self.len() };
         microbatch.min(asked.saturating_add(prefetch).saturating_add(1))
     }
 
-    /// The same index for the rank that is as far ahead as possible of a rank that needs gather `asked`.
+    /// The same index for the rank that is as far ahead as possible of a rank that needs gather
+    /// `asked`.
     fn end_of_shared(&self, asked: usize, prefetch: usize) -> usize {
         self.end_of_issues(self.end_of_issues(asked, prefetch), prefetch)
     }

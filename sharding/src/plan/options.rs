@@ -1,4 +1,4 @@
-//! The options of a plan.
+//! The options of a plan, and the parts of a model on a device that are kept in host memory.
 
 use std::fmt;
 
@@ -14,8 +14,8 @@ pub enum Accumulation {
     ReduceScatter,
     /// Reduce-scatter and all-reduce in each microbatch.
     Every,
-    /// No reduction before the last microbatch: gradients accumulate unsharded, in f32. With the last microbatch, one reduce-scatter
-    /// and one all-reduce of each unit.
+    /// No reduction before the last microbatch: gradients accumulate unsharded, in f32. With the
+    /// last microbatch, one reduce-scatter and one all-reduce of each unit.
     Local,
 }
 
@@ -48,7 +48,8 @@ pub enum FullCopies {
     /// One copy for each rank, for the use of that rank alone.
     #[default]
     PerRank,
-    /// One copy that all ranks of the world read, since replicas hold the same parameters. All ranks must be threads of one process.
+    /// One copy that all ranks of the world read, since replicas hold the same parameters. All
+    /// ranks must be threads of one process.
     PerProcess,
 }
 
@@ -96,7 +97,8 @@ impl PlanOptions {
 }
 
 impl Default for PlanOptions {
-    /// f32 in all dtypes, reduce-scatter in each microbatch, one gather ahead, a full copy per rank.
+    /// f32 in all dtypes, reduce-scatter in each microbatch, one gather ahead, a full copy per
+    /// rank.
     fn default() -> Self {
         Self {
             param_dtype: DType::F32,
@@ -105,5 +107,44 @@ impl Default for PlanOptions {
             prefetch: 1,
             full_copies: FullCopies::default(),
         }
+    }
+}
+
+/// The parts of a model on a device that are kept in host memory. With any of them, the host
+/// computes the updates of the optimizer.
+///
+/// Displayed and parsed as `none`, `optimizer`, `all`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Offload {
+    /// The whole model lies on the device.
+    #[default]
+    None,
+    /// The state of the optimizer is in host memory. For an update, gradients and parameters are
+    /// copied to the host, and parameters back.
+    Optimizer,
+    /// The state of the optimizer and the f32 master shards are in host memory. The device keeps
+    /// the shards in the compute dtype, which gathers read. For an update, gradients are copied to
+    /// the host, and parameters back in the compute dtype.
+    All,
+}
+
+impl Offload {
+    /// All variants.
+    pub const EVERY: [Self; 3] = [Self::None, Self::Optimizer, Self::All];
+
+    /// Its name on a command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Optimizer => "optimizer",
+            Self::All => "all",
+        }
+    }
+}
+
+impl fmt::Display for Offload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
     }
 }

@@ -12,8 +12,8 @@ use crate::{ElemCount, Error, Param, ParamId, Piece, Role, UnitId};
 pub enum Wholes {
     /// Each [matrix](Param::as_matrices) of a parameter.
     Matrices,
-    /// Each parameter. As a matrix it has the columns of its [matrices](Param::as_matrices), and the rows of all of them; a
-    /// parameter without matrices is one row.
+    /// Each parameter. As a matrix it has the columns of its [matrices](Param::as_matrices), and
+    /// the rows of all of them; a parameter without matrices is one row.
     Parameters,
 }
 
@@ -45,16 +45,18 @@ impl WholeMatrix {
         self.start..self.start + self.numel()
     }
 
-    /// The f32 that Newton-Schulz steps (Muon) need: the matrix, whose parts come from several ranks, a square of its smaller dim m, and
-    /// m rows of max(m, min(256, n)) columns, for the larger dim n.
+    /// The f32 that Newton-Schulz steps (Muon) need: the matrix, whose parts come from several
+    /// ranks, a square of its smaller dim m, and m rows of max(m, min(256, n)) columns, for the
+    /// larger dim n.
     #[must_use]
     pub fn workspace(&self) -> ElemCount {
         let (small, large) = (self.rows.min(self.columns), self.rows.max(self.columns));
         ElemCount::of(self.numel() + small * (small + small.max(large.min(256))))
     }
 
-    /// The multiplications of a Newton-Schulz step: m · m · (2 n + m), for the smaller dim m and the larger n. For these there are
-    /// a product of m x n and n x m, one of m x m and m x m, and one of m x m and m x n.
+    /// The multiplications of a Newton-Schulz step: m · m · (2 n + m), for the smaller dim m and
+    /// the larger n. For these there are a product of m x n and n x m, one of m x m and m x m, and
+    /// one of m x m and m x n.
     fn cost(&self) -> u128 {
         let (small, large) =
             (self.rows.min(self.columns) as u128, self.rows.max(self.columns) as u128);
@@ -69,7 +71,8 @@ pub struct Part {
     pub matrix: usize,
     /// The unit whose shard holds the part.
     pub unit: UnitId,
-    /// The elements of the shard. Trainable elements come first in a shard, so they have the same indices in its partial.
+    /// The elements of the shard. Trainable elements come first in a shard, so they have the same
+    /// indices in its partial.
     pub shard: Range<usize>,
     /// The first element, counted from the start of the matrix.
     pub start: usize,
@@ -77,10 +80,12 @@ pub struct Part {
 
 /// The rank of the shard group that updates each of some matrices, its owner.
 ///
-/// The matrices are dealt out by the longest processing time first (Graham, Bounds on Multiprocessing Timing Anomalies, 1969): in
-/// the order of falling cost, equal costs in declared order, each matrix goes to the rank with the least cost so far, of several to
-/// the lowest. So no rank has more than 4/3 - 1/(3 S) of the least possible maximum over S ranks. The cost of a matrix is that of
-/// a Newton-Schulz step, m · m · (2 n + m) for the smaller dim m and the larger n.
+/// The matrices are dealt out by the longest processing time first (Graham, Bounds on
+/// Multiprocessing Timing Anomalies, 1969): in the order of falling cost, equal costs in declared
+/// order, each matrix goes to the rank with the least cost so far, of several to the lowest. So no
+/// rank has more than 4/3 - 1/(3 S) of the least possible maximum over S ranks. The cost of a
+/// matrix is that of a Newton-Schulz step, m · m · (2 n + m) for the smaller dim m and the larger
+/// n.
 ///
 /// ```
 /// use hsdp_sharding::{Mesh, ModelSpec, Owners, Param, Plan, PlanOptions, Unit, Wholes};
@@ -100,11 +105,12 @@ pub struct Owners {
 }
 
 impl Owners {
-    /// Deals out the matrices of the selected trainable parameters over the shard group of a plan. It is a pure function of its
-    /// arguments, and the same in every shard group.
+    /// Deals out the matrices of the selected trainable parameters over the shard group of a plan.
+    /// It is a pure function of its arguments, and the same in every shard group.
     ///
     /// # Errors
-    /// [`Error::NoMatrices`] for the first selected trainable parameter that has no matrices, with [`Wholes::Matrices`].
+    /// [`Error::NoMatrices`] for the first selected trainable parameter that has no matrices, with
+    /// [`Wholes::Matrices`].
     pub fn of(
         plan: &Plan,
         wholes: Wholes,
@@ -140,8 +146,9 @@ impl Owners {
         self.owners.iter().copied().zip(&self.matrices)
     }
 
-    /// The parts of the shard at `shard_index` that go to each owner, by the owner's index in the shard group, in the order of
-    /// matrices. The owner receives from this rank exactly these parts in this order. `plan` is the one that the owners are of.
+    /// The parts of the shard at `shard_index` that go to each owner, by the owner's index in the
+    /// shard group, in the order of matrices. The owner receives from this rank exactly these parts
+    /// in this order. `plan` is the one that the owners are of.
     ///
     /// # Panics
     /// If `shard_index` is not below the size of the shard group.
@@ -194,7 +201,8 @@ fn of_param(
     Ok((0..count).map(whole))
 }
 
-/// The owner of each matrix. As many ranks as there are matrices are enough: of ranks without a matrix the lowest gets the next.
+/// The owner of each matrix. As many ranks as there are matrices are enough: of ranks without a
+/// matrix the lowest gets the next.
 fn dealt(matrices: &[WholeMatrix], shards: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..matrices.len()).collect();
     order.sort_by_key(|&matrix| Reverse(matrices[matrix].cost()));

@@ -1,10 +1,10 @@
-//! The optimizer state that a rank keeps and writes.
+//! The optimizer state that a rank keeps and writes, the sums of an update with factored state, and
+//! the pieces of parameters that a rank holds and saves.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::by_shard::{ByShard, cut};
-use super::saved::clipped;
-use super::{Owners, Plan, Wholes};
+use super::{Flow, Owners, Plan, Wholes};
 use crate::{
     ALIGNMENT, ByteCount, Coordinate, DType, ElemCount, Param, ParamId, Piece, Rank, Role, State,
     UnitId, balanced,
@@ -58,7 +58,7 @@ fn slots(param: &Param) -> u64 {
 }
 
 /// The rows and columns of all matrices of the last two dims, where each has an f32.
-pub(super) fn rows_and_columns(param: &Param) -> usize {
+fn rows_and_columns(param: &Param) -> usize {
     match (param.state, &param.shape[..]) {
         (State::Factored, [dims @ .., rows, columns]) => {
             dims.iter().product::<usize>() * (rows + columns)
@@ -83,14 +83,14 @@ fn owners(plan: &Plan) -> Owners {
 
 /// The bytes of a copy of the parameters and of the optimizer state that a rank writes.
 pub(super) fn snapshot(plan: &Plan, rank: Rank) -> ByteCount {
-    let (mesh, Coordinate { replicate_index, shard_index }) =
-        (plan.mesh(), plan.mesh().coordinate(rank));
+    let mesh = plan.mesh();
+    let Coordinate { replicate_index, shard_index } = mesh.coordinate(rank);
     let of_unit = |unit: UnitId| {
         let layout = plan.layout(unit);
         let part = balanced(layout.shard_len(), mesh.replicate_size(), replicate_index);
         let params = &plan.spec()[unit].params;
         let averages = plan.spec().averages() as u64;
-        let written = |piece: Piece| copied((&params[piece.param], averages), piece, &part);
+        let written = |piece: Piece| copied(&params[piece.param], averages, piece, &part);
         layout.pieces(shard_index).map(written).sum::<u64>()
     };
     let of_pieces: u64 = plan.spec().unit_ids().map(of_unit).sum();
@@ -100,8 +100,9 @@ pub(super) fn snapshot(plan: &Plan, rank: Rank) -> ByteCount {
     }
 }
 
-/// The bytes of the part of a piece, of its state, and of its averages, that lies in a range of the shard.
-fn copied((param, averages): (&Param, u64), piece: Piece, part: &Range<usize>) -> u64 {
+/// The bytes of the part of a piece, of its state, and of its averages, that lies in a range of the
+/// shard.
+fn copied(param: &Param, averages: u64, piece: Piece, part: &Range<usize>) -> u64 {
     let Some(within) = clipped(piece, part) else { return 0 };
     let values = ElemCount::of(within.len).bytes(DType::F32).get();
     let start = within.param_start - piece.param_start;
@@ -115,8 +116,8 @@ fn copied((param, averages): (&Param, u64), piece: Piece, part: &Range<usize>) -
     }
 }
 
-/// The bytes of the states that belong to no piece: those of owned parameters, and the rows and columns of the parameters whose
-/// first element lies in the shard.
+/// The bytes of the states that belong to no piece: those of owned parameters, and the rows and
+/// columns of the parameters whose first element lies in the shard.
 fn of_first_replica(plan: &Plan, shard_index: usize) -> u64 {
     let begins = |unit: UnitId| {
         let params = &plan.spec()[unit].params;
@@ -128,4 +129,143 @@ fn of_first_replica(plan: &Plan, shard_index: usize) -> u64 {
     let own = owners.owned().filter(|(owner, _)| *owner == shard_index);
     let words: u64 = own.map(|(_, whole)| owned(&plan.spec()[whole.param])).sum();
     F32 * (factors as u64 + words)
+}
+
+/// The values of the two all-reduces, in f64. Each has a value for each parameter; the first also
+/// has one for each row and each column.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct FactoredSums {
+    parameters: usize,
+    rows_and_columns: usize,
+}
+
+impl FactoredSums {
+    pub(super) fn of(plan: &Plan) -> Self {
+        let factored = trainable(plan).filter(|(_, param)| param.state == State::Factored);
+        factored.fold(Self::default(), |sums, (_, param)| Self {
+            parameters: sums.parameters + 1,
+            rows_and_columns: sums.rows_and_columns + rows_and_columns(param),
+        })
+    }
+
+    /// The memory of the sums, and of the factors after the update until it is certain.
+    pub(super) fn extra(self) -> ByteCount {
+        let sums = ElemCount::of(2 * self.parameters + self.rows_and_columns);
+        sums.bytes(DType::F64) + self.staged()
+    }
+
+    /// The memory of the factors after the update.
+    pub(super) fn staged(self) -> ByteCount {
+        ElemCount::of(self.rows_and_columns).bytes(DType::F32)
+    }
+
+    /// The all-reduces of the rank at `shard_index`, one of `shards`.
+    pub(super) fn flow(self, shard_index: usize, shards: usize) -> Flow {
+        if self.parameters == 0 || shards == 1 {
+            return Flow::NONE;
+        }
+        let values = [self.parameters + self.rows_and_columns, self.parameters];
+        let received = values.map(|len| {
+            let own = balanced(len, shards, shard_index).len();
+            ElemCount::of(own) * (shards as u64 - 1) + ElemCount::of(len - own)
+        });
+        Flow { calls: 2, bytes: received.into_iter().sum::<ElemCount>().bytes(DType::F64) }
+    }
+}
+
+/// The pieces that lie in `part` of each unit's shard.
+pub(super) fn pieces_in(
+    plan: &Plan,
+    rank: Rank,
+    part: impl Fn(usize) -> Range<usize>,
+) -> Vec<(UnitId, Piece)> {
+    let shard_index = plan.mesh().coordinate(rank).shard_index;
+    let mut pieces = Vec::new();
+    for unit in plan.spec().unit_ids() {
+        let layout = plan.layout(unit);
+        let part = part(layout.shard_len());
+        let within = layout.pieces(shard_index).filter_map(|piece| clipped(piece, &part));
+        pieces.extend(within.map(|piece| (unit, piece)));
+    }
+    pieces
+}
+
+/// The part of a piece that lies in a range of the shard; `None` if the two do not overlap.
+fn clipped(piece: Piece, part: &Range<usize>) -> Option<Piece> {
+    let all = piece.shard_range();
+    let (start, end) = (all.start.max(part.start), all.end.min(part.end));
+    (start < end).then(|| Piece {
+        param_start: piece.param_start + start - all.start,
+        shard_start: start,
+        len: end - start,
+        ..piece
+    })
+}
+
+pub(super) fn saved_by(plan: &Plan, rank: Rank) -> Vec<(UnitId, Piece)> {
+    let mesh = plan.mesh();
+    let Coordinate { replicate_index, .. } = mesh.coordinate(rank);
+    pieces_in(plan, rank, |len| balanced(len, mesh.replicate_size(), replicate_index))
+}
+
+/// A number for each shard index. It is stored where it changes, so its size does not depend on the
+/// number of shards.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ByShard {
+    /// The shard index from which on a number holds, ascending. Before the first the number is 0.
+    runs: Vec<(usize, u64)>,
+}
+
+impl ByShard {
+    /// Returns the sums of amounts by shard index. An amount counts for every shard index in its
+    /// range. No sum may exceed `u64::MAX`.
+    pub(super) fn sums(amounts: impl Iterator<Item = (Range<usize>, u64)>) -> Self {
+        let mut changes = BTreeMap::<usize, u64>::new();
+        for (shards, amount) in amounts.filter(|(shards, amount)| !shards.is_empty() && *amount > 0)
+        {
+            let start = changes.entry(shards.start).or_default();
+            *start = start.wrapping_add(amount);
+            let end = changes.entry(shards.end).or_default();
+            *end = end.wrapping_sub(amount);
+        }
+        let mut sum = 0u64;
+        let runs = changes.into_iter().map(|(shard_index, change)| {
+            sum = sum.wrapping_add(change);
+            (shard_index, sum)
+        });
+        Self { runs: runs.collect() }
+    }
+
+    /// The number of a shard index.
+    pub(super) fn at(&self, shard_index: usize) -> u64 {
+        match self.runs.partition_point(|(start, _)| *start <= shard_index) {
+            0 => 0,
+            behind => self.runs[behind - 1].1,
+        }
+    }
+
+    /// The shard indices from which on the number may be another.
+    pub(super) fn starts(&self) -> impl Iterator<Item = usize> {
+        self.runs.iter().map(|(start, _)| *start)
+    }
+
+    /// The largest number of all.
+    pub(super) fn most(&self) -> u64 {
+        self.runs.iter().map(|(_, number)| *number).max().unwrap_or(0)
+    }
+}
+
+/// The pieces into which shards of `shard_len` elements cut the range of a parameter in its region:
+/// shard indices, and the number of elements that each of these shards has. There are a first
+/// piece, whole shards, and a last piece, as far as they exist.
+pub(super) fn cut(
+    range: Range<usize>,
+    shard_len: usize,
+) -> impl Iterator<Item = (Range<usize>, usize)> {
+    let (first, last) = (range.start / shard_len, (range.end - 1) / shard_len);
+    let end = range.end.min((first + 1) * shard_len);
+    let head = (first..first + 1, end - range.start);
+    let whole = (first + 1..last, shard_len);
+    let tail = (last.max(first + 1)..last + 1, range.end - last * shard_len);
+    [head, whole, tail].into_iter().filter(|(shards, _)| !shards.is_empty())
 }

@@ -6,7 +6,8 @@ use std::ops::{Add, AddAssign, Mul};
 use super::{Accumulation, FullCopies, Plan};
 use crate::{Axis, ByteCount, DType, ElemCount, Rank, UnitId, balanced};
 
-/// The number of calls of one kind of collective on a rank, and the bytes that the rank receives in them.
+/// The number of calls of one kind of collective on a rank, and the bytes that the rank receives in
+/// them.
 ///
 /// Arithmetic is checked: the operators panic if a count exceeds `u64::MAX`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -68,13 +69,14 @@ impl Sum for Flow {
 /// | reduce-scatter | (S - 1) · n · size(reduce_dtype) |
 /// | all-reduce | (R - 1) · len_i · size(reduce_dtype) + (n - len_i) · 4 |
 ///
-/// With [`FullCopies::PerProcess`](crate::FullCopies::PerProcess) all R · S ranks take part in an all-gather. Rank 0, which holds the
-/// copy that all ranks read, receives these bytes, and the other ranks receive none.
+/// With [`FullCopies::PerProcess`](crate::FullCopies::PerProcess) all R · S ranks take part in an
+/// all-gather. Rank 0, which holds the copy that all ranks read, receives these bytes, and the
+/// other ranks receive none.
 ///
 /// Here len_i is the length of the rank's slice of the [`balanced`](crate::balanced) split of n
-/// over its replicate group. The rank receives the contributions to its own slice in the wire dtype,
-/// and the finished sums of the other slices in f32. With G gathers and g reductions in a microbatch
-/// ([`Plan::gathers`], [`Plan::reductions`]) the calls of a step are
+/// over its replicate group. The rank receives the contributions to its own slice in the wire
+/// dtype, and the finished sums of the other slices in f32. With G gathers and g reductions in a
+/// microbatch ([`Plan::gathers`], [`Plan::reductions`]) the calls of a step are
 ///
 /// | accumulation | all-gather | reduce-scatter | all-reduce |
 /// |---|---|---|---|
@@ -82,11 +84,12 @@ impl Sum for Flow {
 /// | `Every` | K · G | K · g | K · g |
 /// | `Local` | K · G | g | g |
 ///
-/// Once a step, ranks exchange the matrices that owners update, by all-to-alls over the shard axis, and add up the sums of factored
-/// state, by all-reduces over it: [`UpdatePlan`](crate::UpdatePlan) has the formulas.
+/// Once a step, ranks exchange the matrices that owners update, by all-to-alls over the shard axis,
+/// and add up the sums of factored state, by all-reduces over it: [`UpdatePlan`](crate::UpdatePlan)
+/// has the formulas.
 ///
-/// Collectives over an axis of size 1 count no calls and no bytes. The same holds for a step without
-/// microbatches.
+/// Collectives over an axis of size 1 count no calls and no bytes. The same holds for a step
+/// without microbatches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Traffic {
     /// All-gathers of parameters, over the shard axis.
@@ -107,6 +110,43 @@ impl Traffic {
     #[must_use]
     pub fn total(&self) -> Flow {
         self.all_gather + self.reduce_scatter + self.all_reduce + self.update
+    }
+
+    /// Returns the flow of each kind of collective, by its name.
+    #[must_use]
+    pub const fn flows(&self) -> [(&'static str, Flow); 4] {
+        [
+            ("all_gather", self.all_gather),
+            ("reduce_scatter", self.reduce_scatter),
+            ("all_reduce", self.all_reduce),
+            ("update", self.update),
+        ]
+    }
+}
+
+impl Add for Traffic {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            all_gather: self.all_gather + other.all_gather,
+            reduce_scatter: self.reduce_scatter + other.reduce_scatter,
+            all_reduce: self.all_reduce + other.all_reduce,
+            update: self.update + other.update,
+        }
+    }
+}
+
+impl Mul<u64> for Traffic {
+    type Output = Self;
+
+    fn mul(self, times: u64) -> Self {
+        Self {
+            all_gather: self.all_gather * times,
+            reduce_scatter: self.reduce_scatter * times,
+            all_reduce: self.all_reduce * times,
+            update: self.update * times,
+        }
     }
 }
 

@@ -1,17 +1,19 @@
-//! The collectives of an update: the exchange by owners with its memory, and the all-reduces of sums.
+//! The collectives of an update: the exchange by owners with its memory, and the all-reduces of
+//! sums.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::by_shard::{ByShard, cut};
-use super::sums::Sums;
+use super::state::{ByShard, FactoredSums, cut};
 use super::{Flow, Owners, Plan, WholeMatrix, Wholes};
 use crate::{ByteCount, DType, ElemCount, ParamId, State};
 
-/// The collectives of one rank in an update, over the shard axis, for the parameters whose [state](State) is `Muon`, `Owned` or `Factored`.
+/// The collectives of one rank in an update, over the shard axis, for the parameters whose
+/// [state](State) is `Muon`, `Owned` or `Factored`.
 ///
-/// The parameters of `Muon` have one exchange, and those of `Owned` another one, by one optimizer each. In an exchange every rank sends the parts of its
-/// shard to the owners ([`Owners`]) in one all-to-all in f32, and gets what the owners computed in another one. Let
+/// The parameters of `Muon` have one exchange, and those of `Owned` another one, by one optimizer
+/// each. In an exchange every rank sends the parts of its shard to the owners ([`Owners`]) in one
+/// all-to-all in f32, and gets what the owners computed in another one. Let
 ///
 /// - `held` be the elements of the rank's shard that belong to these parameters,
 /// - `owned` the elements of the matrices that it owns, and `both` those of them that its own shard holds,
@@ -25,21 +27,26 @@ use crate::{ByteCount, DType, ElemCount, ParamId, State};
 /// | bytes from other ranks | 4 · (c · (owned - both) + held - both) |
 /// | bytes of memory | 4 · (c · owned + words + max(c · held, workspace)) |
 ///
-/// A model that is updated on a device has no parameters of `Owned`. With `numel` for the elements of the largest matrix that the rank
-/// owns, and `square` for the largest square of a smaller dim, the exchange through the host takes 4 · (owned + max(held, numel)) bytes
-/// there, and 4 · (held + 2 · numel + 2 · square) bytes of the device. Iterations in bf16 take fewer, and in both dtypes, for groups, more.
+/// A model that is updated on a device has no parameters of `Owned`. With `numel` for the elements
+/// of the largest matrix that the rank owns, and `square` for the largest square of a smaller dim,
+/// the exchange through the host takes 4 · (owned + max(held, numel)) bytes there, and 4 · (held +
+/// 2 · numel + 2 · square) bytes of the device. Iterations in bf16 take fewer, and in both dtypes,
+/// for groups, more.
 ///
 /// An exchange without parameters has none of these.
 ///
-/// The parameters of `Factored` have two all-reduces of sums in f64, which one optimizer makes for all of them. The first has n values:
-/// one for each parameter, and with two dims or more one for each row and each column besides. The second has n values, one for each
-/// parameter. The plan is that of a step in which each of them has a gradient: one without takes no part. With S ranks in a shard group, and
-/// n_i for the length of the rank's slice of the [`balanced`](crate::balanced) split of n over them, the rank receives
-/// 8 · ((S - 1) · n_i + n - n_i) bytes in each. Every rank has memory for the values of both, and an f32 for each row and each column.
+/// The parameters of `Factored` have two all-reduces of sums in f64, which one optimizer makes for
+/// all of them. The first has n values: one for each parameter, and with two dims or more one for
+/// each row and each column besides. The second has n values, one for each parameter. The plan is
+/// that of a step in which each of them has a gradient: one without takes no part. With S ranks in
+/// a shard group, and n_i for the length of the rank's slice of the [`balanced`](crate::balanced)
+/// split of n over them, the rank receives 8 · ((S - 1) · n_i + n - n_i) bytes in each. Every rank
+/// has memory for the values of both, and an f32 for each row and each column.
 ///
-/// The results of an exchange wait until all exchanges of the update are over: 4 · (held + words) bytes, and of `Factored` an f32 for each row
-/// and each column. With exchanges of several kinds, `extra` is that of the kind with the most, and the results of the others: the
-/// memory is at most so much, whatever their order.
+/// The results of an exchange wait until all exchanges of the update are over: 4 · (held + words)
+/// bytes, and of `Factored` an f32 for each row and each column. With exchanges of several kinds,
+/// `extra` is that of the kind with the most, and the results of the others: the memory is at most
+/// so much, whatever their order.
 ///
 /// Over a shard axis of one rank there are no calls and no bytes from others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -67,25 +74,25 @@ impl UpdatePlan {
 
 /// The collectives of an update, for all shard indices.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Updates {
-    muon: Option<Exchange>,
-    owned: Option<Exchange>,
-    sums: Sums,
+pub(super) struct UpdateFlows {
+    muon: Option<UpdateExchange>,
+    owned: Option<UpdateExchange>,
+    sums: FactoredSums,
 }
 
-impl Updates {
+impl UpdateFlows {
     pub(super) fn of(plan: &Plan) -> Self {
         let is_muon = |id: ParamId| plan.spec()[id].state == State::Muon;
         let is_owned = |id: ParamId| matches!(plan.spec()[id].state, State::Owned(_));
         let muon = Owners::of(plan, Wholes::Matrices, is_muon).expect("the model was checked");
         let owned = Owners::of(plan, Wholes::Parameters, is_owned).expect("each is a whole");
-        let muon = Exchange::of(plan, &muon, (1, |matrix| matrix.workspace().get()));
-        let owned = Exchange::of(plan, &owned, (2, |matrix| 2 * matrix.numel() as u64));
+        let muon = UpdateExchange::of(plan, &muon, (1, |matrix| matrix.workspace().get()));
+        let owned = UpdateExchange::of(plan, &owned, (2, |matrix| 2 * matrix.numel() as u64));
         let [muon, owned] = [muon, owned].map(|it| Some(it).filter(|it| it.owned.most() > 0));
-        Self { muon, owned, sums: Sums::of(plan) }
+        Self { muon, owned, sums: FactoredSums::of(plan) }
     }
 
-    fn exchanges(&self) -> impl Iterator<Item = &Exchange> {
+    fn exchanges(&self) -> impl Iterator<Item = &UpdateExchange> {
         self.muon.iter().chain(&self.owned)
     }
 
@@ -103,7 +110,8 @@ impl Updates {
         UpdatePlan { exchanged, summed, extra, extra_with_device }
     }
 
-    /// The memory of all exchanges and sums together: while one is under way, the results of the others may wait for their update.
+    /// The memory of all exchanges and sums together: while one is under way, the results of the
+    /// others may wait for their update.
     fn extra(&self, shard_index: usize) -> ByteCount {
         let exchanges = self.exchanges().map(|it| [it.extra(shard_index), it.staged(shard_index)]);
         let all: Vec<_> = exchanges.chain([[self.sums.extra(), self.sums.staged()]]).collect();
@@ -121,7 +129,7 @@ impl Updates {
 
 /// One exchange, in elements.
 #[derive(Clone, Debug)]
-struct Exchange {
+struct UpdateExchange {
     /// The f32 of each element that go to the owner.
     copies: u64,
     held: ByShard,
@@ -134,7 +142,7 @@ struct Exchange {
     square: ByShard,
 }
 
-impl Exchange {
+impl UpdateExchange {
     fn of(
         plan: &Plan,
         owners: &Owners,

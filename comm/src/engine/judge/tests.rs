@@ -39,13 +39,13 @@ fn ring() -> Look {
     look([wait(0, &[1]), wait(1, &[2]), wait(2, &[0])].map(waiting))
 }
 
-fn still(look: &Look) -> Option<Finding> {
+fn still(look: &Look) -> Option<JudgeFinding> {
     judge(look, look)
 }
 
 /// By row: a rank, and those for which it waits.
-fn circle_of(finding: Option<Finding>) -> Vec<(usize, Vec<Rank>)> {
-    let Some(Finding::Circle(rows)) = finding else { panic!("{finding:?}") };
+fn circle_of(finding: Option<JudgeFinding>) -> Vec<(usize, Vec<Rank>)> {
+    let Some(JudgeFinding::Circle(rows)) = finding else { panic!("{finding:?}") };
     let row = |MismatchRow { rank, wanted }| match wanted {
         Wanted::Waiting { missing, .. } => (rank.index(), missing),
         other => panic!("{other:?}"),
@@ -113,7 +113,7 @@ fn a_rank_that_left_short_of_an_operation_is_named_after_two_looks() {
         state
     };
     let of = |left: RankState| look([waiting(wait(3, &[1])), left]);
-    let finding = Some(Finding::Left(Rank::new(1), operation(3, 0)));
+    let finding = Some(JudgeFinding::Left(Rank::new(1), operation(3, 0)));
     assert_eq!(still(&of(left(&[2]))), finding);
     assert_eq!(judge(&of(left(&[2])), &Look::new()), None);
     assert_eq!(still(&of(left(&[2, 3]))), None, "its message is under way");
@@ -122,7 +122,7 @@ fn a_rank_that_left_short_of_an_operation_is_named_after_two_looks() {
     assert_eq!(still(&of(RankState { epoch: 1, ..left(&[2]) })), None);
     let mut ring = ring();
     ring.get_mut(&Rank::new(1)).expect("a state").has_left = true;
-    assert_eq!(still(&ring), Some(Finding::Left(Rank::new(1), operation(0, 0))));
+    assert_eq!(still(&ring), Some(JudgeFinding::Left(Rank::new(1), operation(0, 0))));
 }
 
 fn rolled(hashes: &[(u64, u128)]) -> RankState {
@@ -139,7 +139,11 @@ fn other_hashes_at_one_call_are_a_difference_at_the_first_of_them() {
     assert_eq!(of(&[&[(4, 1)], &[(3, 1), (4, 2)]]), Some((group, 4)));
     assert_eq!(of(&[&[(3, 1), (4, 2), (5, 3)], &[(3, 1), (4, 7), (5, 8)]]), Some((group, 4)));
     let two = look([rolled(&[(4, 1)]), rolled(&[(4, 2)])]);
-    assert_eq!(judge(&two, &Look::new()), Some(Finding::Differ(group, 4)), "one look is enough");
+    assert_eq!(
+        judge(&two, &Look::new()),
+        Some(JudgeFinding::Differ(group, 4)),
+        "one look is enough"
+    );
 }
 
 /// A device of rank 0 waits in a call of NCCL, and its thread goes on.
@@ -161,7 +165,7 @@ fn a_wait_in_nccl_is_for_the_ranks_that_have_made_fewer_calls() {
     );
     let mut left = states.clone();
     left.get_mut(&Rank::new(2)).expect("a state").has_left = true;
-    assert_eq!(still(&left), Some(Finding::Left(Rank::new(2), operation(9, 0))));
+    assert_eq!(still(&left), Some(JudgeFinding::Left(Rank::new(2), operation(9, 0))));
     let even = look([first.clone(), rolled(&[(6, 1)]), rolled(&[(6, 1)])]);
     assert_eq!(
         (culprit(&even, Rank::new(0), &first.waits[0]), uneven(&even, awaited(&even))),

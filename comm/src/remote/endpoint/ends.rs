@@ -6,14 +6,12 @@ use std::time::Duration;
 use hsdp_sharding::Rank;
 
 use super::{Endpoint, FIRST_NAP};
-use crate::engine::Operation;
-use crate::engine::from_now;
+use crate::engine::{Operation, from_now};
 use crate::remote::header::end_bytes;
 use crate::remote::message::Kind;
 use crate::remote::progress::{self, Turned};
 use crate::remote::transport::{Answer, Loss};
-use crate::sync;
-use crate::{AbortReason, Error};
+use crate::{AbortReason, Error, sync};
 
 /// How long a process that forwards messages is waited for, if it cannot be asked.
 const PATIENCE: Duration = Duration::from_secs(2);

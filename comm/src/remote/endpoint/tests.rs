@@ -2,23 +2,20 @@ mod beyond;
 mod greeting;
 mod stalls;
 
-use std::panic;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{panic, thread};
 
 use hsdp_sharding::Rank;
 
 use super::*;
-use crate::WorldOptions;
-use crate::backend::thread::Core;
 use crate::call::barrier_of;
 use crate::engine::from_now;
-use crate::remote;
 use crate::remote::buffer::Buffer;
 use crate::remote::progress;
 use crate::remote::transport::{Answer, Cause, Loss, TransportError};
-use crate::{AbortReason, Channel, Counts, GroupId, Op, Pending, Tag, World};
+use crate::threads::Core;
+use crate::{AbortReason, Channel, Counts, GroupId, Op, Pending, Tag, World, WorldOptions, remote};
 
 /// The others say nothing, and never take so many messages.
 #[derive(Default)]

@@ -13,10 +13,9 @@ use parking_lot::Mutex;
 use super::libraries::open;
 use super::{CUstream, Context};
 use crate::cuda::CudaError;
-use crate::cuda::cublas::{Gemm, Operand};
 use crate::cuda::device::Handle;
-use crate::cuda::product::Stored;
-use crate::cuda::together::Apart;
+use crate::cuda::product::{Gemm, Operand, Stored};
+use crate::cuda::stream::Apart;
 
 /// The file names of cuBLAS.
 const NAMES: [&str; 3] = ["libcublas.so", "libcublas.so.13", "libcublas.so.12"];

@@ -5,9 +5,10 @@ use std::error::Error as _;
 use std::mem::ManuallyDrop;
 use std::sync::OnceLock;
 
+use cudarc::nvrtc::{CompileError, CompileOptions, compile_ptx_with_opts};
 use libloading::Library;
 
-use crate::cuda::CudaError;
+use crate::cuda::{Architecture, CudaError};
 
 /// The file names of the driver and the compiler, in the order in which the bindings try them.
 const DRIVER: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
@@ -67,6 +68,41 @@ pub(super) fn open<T>(
 /// The words of the system's loader, which names files and functions; the error itself says only which call failed.
 fn reason(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+/// All files of `kernels/cuda` that a device runs, in order. The others use the first.
+const SOURCE: &str = concat!(
+    include_str!("../../../cuda/number.cuh"),
+    include_str!("../../../cuda/pack.cu"),
+    include_str!("../../../cuda/sum.cu"),
+    include_str!("../../../cuda/inspect.cu"),
+    include_str!("../../../cuda/update.cu"),
+    include_str!("../../../cuda/muon.cu"),
+);
+
+/// Compiles all kernels to PTX, for devices of `architecture` and newer ones.
+///
+/// # Errors
+/// [`CudaError::MissingLibrary`] if NVRTC cannot be loaded; [`CudaError::Compile`] with its log if it reports an error.
+pub fn compile(architecture: Architecture) -> Result<String, CudaError> {
+    check_compiler()?;
+    let options = CompileOptions {
+        // Rust never contracts a * b + c into one operation, so the kernels must not, either.
+        fmad: Some(false),
+        options: vec![format!("--gpu-architecture={architecture}")],
+        name: Some("hsdp.cu".to_owned()),
+        ..CompileOptions::default()
+    };
+    let ptx = compile_ptx_with_opts(SOURCE, options);
+    Ok(ptx.map_err(|error| refused(architecture, &error))?.to_src())
+}
+
+fn refused(architecture: Architecture, error: &CompileError) -> CudaError {
+    let log = match error {
+        CompileError::CompileError { log, .. } => log.to_string_lossy().into_owned(),
+        other => format!("{other:?}"),
+    };
+    CudaError::Compile { architecture: architecture.to_string(), log }
 }
 
 #[cfg(test)]

@@ -9,14 +9,14 @@ use hsdp_checkpoint::Generation;
 use hsdp_train::print;
 
 use super::open;
-use crate::outcome::Outcome;
+use crate::Outcome;
 
 /// Number of elements that are compared at a time.
 const BLOCK: usize = 1 << 20;
 
 /// Options of `hsdp checkpoint diff`.
 #[derive(Args, Debug)]
-pub(crate) struct Options {
+pub(crate) struct DiffArgs {
     /// Directory of the first checkpoint
     #[arg(value_name = "DIR")]
     first: PathBuf,
@@ -35,7 +35,7 @@ pub(crate) struct Options {
 }
 
 /// Prints a line for each difference.
-pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(options: &DiffArgs) -> Result<Outcome, Box<dyn Error>> {
     let first = open(&options.first, options.step)?;
     let second = open(&options.second, options.other_step)?;
     let mut lines = of_heads(&first, &second);

@@ -11,11 +11,11 @@ use hsdp_train::{print, print_json};
 use serde_json::{Value, json};
 
 use super::{Format, MOST_TRIES, store};
-use crate::outcome::Outcome;
+use crate::Outcome;
 
 /// Options of `hsdp checkpoint ls`.
 #[derive(Args, Debug)]
-pub(crate) struct Options {
+pub(crate) struct LsArgs {
     /// Directory of the checkpoints
     #[arg(value_name = "DIR")]
     directory: PathBuf,
@@ -27,7 +27,7 @@ pub(crate) struct Options {
 
 /// Lists all checkpoints except those that a running job removes meanwhile. Returns `Wrong` if a
 /// manifest or file sizes are broken, or if a newer version of this program wrote a checkpoint.
-pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(options: &LsArgs) -> Result<Outcome, Box<dyn Error>> {
     let store = store(&options.directory);
     let rows = rows(&store)?;
     if rows.is_empty() {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::env;
 use std::path::{Path, PathBuf};
 
-use super::{Finding, State};
-use crate::command::output;
+use super::{DoctorFinding, FindingState};
+use crate::mpirun::output;
 
 /// A library that the runtime loads.
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +22,7 @@ pub(super) struct Sought {
 
 /// Places where the loader looks for libraries.
 #[derive(Debug)]
-pub(super) struct Places {
+pub(super) struct LoaderPlaces {
     /// Folders in `LD_LIBRARY_PATH`.
     first: Vec<PathBuf>,
     /// Cache of the loader, by name.
@@ -41,7 +41,7 @@ const USUAL: [&str; 5] = [
     "/usr/lib/aarch64-linux-gnu",
 ];
 
-impl Places {
+impl LoaderPlaces {
     /// Returns the places for this process. A cache that cannot be read counts as empty.
     pub(super) fn of_the_loader() -> Self {
         let first = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
@@ -81,7 +81,7 @@ fn in_folders<'a>(mut folders: impl Iterator<Item = &'a Path>, name: &str) -> Op
 }
 
 /// Looks for a library.
-pub(super) fn find(sought: &Sought, places: &Places) -> Finding {
+pub(super) fn find(sought: &Sought, places: &LoaderPlaces) -> DoctorFinding {
     let named = sought.variable.and_then(|variable| Some((variable, env::var_os(variable)?)));
     if let Some((variable, file)) = named {
         return of_variable(sought, variable, Path::new(&file), places);
@@ -96,35 +96,47 @@ pub(super) fn find(sought: &Sought, places: &Places) -> Finding {
         Some(path) => {
             let folder = path.parent().unwrap_or(Path::new("/")).display().to_string();
             let said = format!("{} is not where the loader looks", path.display());
-            Finding::missing(key, what, said, &format!("add {folder} to LD_LIBRARY_PATH"))
+            DoctorFinding::missing(key, what, said, &format!("add {folder} to LD_LIBRARY_PATH"))
         }
-        None => Finding::missing(key, what, format!("no {}", names.join(", no ")), advice),
+        None => DoctorFinding::missing(key, what, format!("no {}", names.join(", no ")), advice),
     }
 }
 
 /// Checks the file that a variable names. The loader looks for a bare name. Other files are not
 /// tried.
-fn of_variable(sought: &Sought, variable: &str, file: &Path, places: &Places) -> Finding {
+fn of_variable(
+    sought: &Sought,
+    variable: &str,
+    file: &Path,
+    places: &LoaderPlaces,
+) -> DoctorFinding {
     let is_name = file.components().count() == 1;
     let by_name = || places.loaded(&file.to_string_lossy());
     let there = if is_name { by_name() } else { Some(file.to_owned()).filter(|it| it.exists()) };
     match there {
-        Some(path) => Finding { said: Some(format!("by {variable}")), ..found(sought, &path) },
+        Some(path) => {
+            DoctorFinding { said: Some(format!("by {variable}")), ..found(sought, &path) }
+        }
         None => {
             let said = format!("{variable} is {}, which is not there", file.display());
-            Finding::missing(sought.key, sought.what, said, "correct it, or unset it")
+            DoctorFinding::missing(sought.key, sought.what, said, "correct it, or unset it")
         }
     }
 }
 
 /// Describes a found library with its version. Installers name the file after the whole version,
 /// and link the short names to it.
-fn found(sought: &Sought, path: &Path) -> Finding {
+fn found(sought: &Sought, path: &Path) -> DoctorFinding {
     let file = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let version = name.split_once(".so.").map(|(_, version)| version.to_owned());
-    let note = Finding::note(sought.key, sought.what);
-    Finding { state: State::Found, version, path: Some(file), ..note }
+    let note = DoctorFinding::note(sought.key, sought.what);
+    DoctorFinding {
+        state: FindingState::Found,
+        version,
+        path: Some(file.display().to_string()),
+        ..note
+    }
 }
 
 #[cfg(test)]

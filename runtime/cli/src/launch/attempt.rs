@@ -1,28 +1,23 @@
 //! One attempt: a start of all ranks, until all have ended.
 
 use std::collections::{HashMap, HashSet};
-use std::io;
 use std::os::unix::net::UnixStream;
 use std::process::Child;
-use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
-use std::thread;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
+use std::{io, thread};
 
 use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 
-use super::end::End;
-use super::frame::{Order, Stream, cost};
-use super::job::Job;
-use super::lines;
-use super::ranks::{Event, News, Ranks};
-use super::supervisor::{Action, Ended, Supervisor};
-use super::terminal::Terminal;
-use super::threads;
-use super::window::Window;
-use super::writer::Source;
+use super::frame::{LauncherOrder, LineWindow, OutputStream, cost, each_line, send};
+use super::job::LaunchJob;
+use super::ranks::{AttendantSocket, JobEvent, News};
+use super::start_thread;
+use super::supervisor::{AttemptEnd, LaunchAction, ProcessEnd, Supervisor};
+use super::terminal::{LineSource, Terminal};
 
 /// Time that the started processes have to end after all ranks have ended.
 const LEAVING: Duration = Duration::from_secs(10);
@@ -43,13 +38,13 @@ const BURIAL: Duration = Duration::from_secs(2);
 /// Settings of an attempt.
 pub(super) struct Attempt<'a> {
     pub(super) number: u32,
-    pub(super) job: &'a Job,
+    pub(super) job: &'a LaunchJob,
     pub(super) grace: Duration,
     pub(super) terminal: &'a Arc<Terminal>,
 }
 
 /// An attempt in progress.
-struct Running<'a> {
+struct RunningAttempt<'a> {
     attempt: &'a Attempt<'a>,
     supervisor: Supervisor,
     orders: HashMap<u32, Arc<UnixStream>>,
@@ -68,9 +63,10 @@ impl Attempt<'_> {
     /// thread that starts it.
     pub(super) fn run(
         &self,
-        (events, received): (&Sender<News>, &Receiver<News>),
-        ranks: &Ranks,
-    ) -> io::Result<Ended> {
+        events: &Sender<News>,
+        received: &Receiver<News>,
+        ranks: &AttendantSocket,
+    ) -> io::Result<AttemptEnd> {
         let mut children = self.job.start(self.number, &ranks.socket())?;
         let (open, drained) = mpsc::channel();
         for (place, child) in children.iter_mut().enumerate() {
@@ -81,7 +77,7 @@ impl Attempt<'_> {
                 events,
             )?;
         }
-        let mut running = Running {
+        let mut running = RunningAttempt {
             attempt: self,
             supervisor: Supervisor::new(self.job.ranks(), self.grace, Instant::now()),
             orders: HashMap::new(),
@@ -112,20 +108,20 @@ impl Attempt<'_> {
         let stdout = child
             .stdout
             .take()
-            .map(|it| (Stream::Stdout, Box::new(it) as Box<dyn io::Read + Send>));
+            .map(|it| (OutputStream::Stdout, Box::new(it) as Box<dyn io::Read + Send>));
         let stderr = child
             .stderr
             .take()
-            .map(|it| (Stream::Stderr, Box::new(it) as Box<dyn io::Read + Send>));
+            .map(|it| (OutputStream::Stderr, Box::new(it) as Box<dyn io::Read + Send>));
         let name = self.job.starter().unwrap_or_default();
         for (stream, from) in stdout.into_iter().chain(stderr) {
             let (terminal, open) = (Arc::clone(self.terminal), open.clone());
-            let window = Arc::new(Window::new());
-            threads::start(move || {
+            let window = Arc::new(LineWindow::new());
+            start_thread(move || {
                 // A pipe that fails has no further lines.
-                let _ = lines::each(from, |line| {
+                let _ = each_line(from, |line| {
                     window.take(cost(&line));
-                    terminal.line(name, Source::Starter(Arc::clone(&window)), stream, &line);
+                    terminal.line(name, LineSource::Starter(Arc::clone(&window)), stream, &line);
                     Ok(())
                 });
                 drop(open);
@@ -137,15 +133,16 @@ impl Attempt<'_> {
     /// Sends an event when the process has ended. Does not reap it, so its pid stays valid.
     fn watch(&self, place: usize, pid: Pid, events: &Sender<News>) -> io::Result<()> {
         let (attempt, events) = (self.number, events.clone());
-        threads::start(move || {
+        start_thread(move || {
             let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
             while let Err(nix::Error::EINTR) = waitid(Id::Pid(pid), flags) {}
-            let _ = events.send(News { attempt: Some(attempt), event: Event::Started { place } });
+            let _ =
+                events.send(News { attempt: Some(attempt), event: JobEvent::Started { place } });
         })
     }
 }
 
-impl Running<'_> {
+impl RunningAttempt<'_> {
     fn until_over(&mut self, received: &Receiver<News>) {
         while !self.supervisor.is_over() {
             let now = Instant::now();
@@ -233,30 +230,30 @@ impl Running<'_> {
     /// Orders the attendant of a rank to end. An attendant that cannot receive the order is already
     /// ending.
     fn dismiss(&self, rank: u32) {
-        let _ = self.orders.get(&rank).map(|orders| Order::Leave.write_to(&**orders));
+        let _ = self.orders.get(&rank).map(|orders| send(&**orders, &LauncherOrder::Leave));
     }
 
-    fn hear(&mut self, news: News) -> Vec<Action> {
+    fn hear(&mut self, news: News) -> Vec<LaunchAction> {
         let now = Instant::now();
         if news.attempt.is_some_and(|attempt| attempt != self.attempt.number) {
-            if let Event::Joined { orders, .. } = news.event {
+            if let JobEvent::Joined { orders, .. } = news.event {
                 turn_away(&orders);
             }
             return Vec::new();
         }
         match news.event {
             // The rank's process may have ended, and been reaped, before this event.
-            Event::Joined { rank, orders } if self.supervisor.awaits(rank) => {
+            JobEvent::Joined { rank, orders } if self.supervisor.awaits(rank) => {
                 self.orders.insert(rank, orders);
                 self.open.insert(rank);
                 self.supervisor.joined(rank)
             }
-            Event::Joined { orders, .. } => {
+            JobEvent::Joined { orders, .. } => {
                 turn_away(&orders);
                 Vec::new()
             }
-            Event::Ended { rank, end } => self.supervisor.ended(rank, end, now),
-            Event::Drained { rank, end } => {
+            JobEvent::Ended { rank, end } => self.supervisor.ended(rank, end, now),
+            JobEvent::Drained { rank, end } => {
                 self.open.remove(&rank);
                 // After a failure mpirun would end the other ranks in its own way, so that
                 // attendant stays.
@@ -265,16 +262,16 @@ impl Running<'_> {
                 }
                 Vec::new()
             }
-            Event::Started { place } => self.reap(place, now),
-            Event::Signal(signal) => self.supervisor.signal(signal, now),
+            JobEvent::Started { place } => self.reap(place, now),
+            JobEvent::Signal(signal) => self.supervisor.signal(signal, now),
         }
     }
 
-    fn reap(&mut self, place: usize, now: Instant) -> Vec<Action> {
+    fn reap(&mut self, place: usize, now: Instant) -> Vec<LaunchAction> {
         let Some(mut child) = self.started.get_mut(place).and_then(Option::take) else {
             return Vec::new();
         };
-        let end = child.wait().map_or(End::LOST, End::of);
+        let end = child.wait().map_or(ProcessEnd::LOST, ProcessEnd::of);
         let rank = u32::try_from(place).unwrap_or(u32::MAX);
         match self.attempt.job.starter() {
             Some(_) => self.supervisor.alone(end, now),
@@ -284,17 +281,17 @@ impl Running<'_> {
         }
     }
 
-    fn act(&mut self, actions: Vec<Action>) {
+    fn act(&mut self, actions: Vec<LaunchAction>) {
         for action in actions {
             match action {
-                Action::Signal(rank, signal) => {
+                LaunchAction::Signal(rank, signal) => {
                     // An attendant that cannot receive the order is already ending, and its end is
                     // another event.
                     let orders = self.orders.get(&rank);
-                    let _ = orders.map(|orders| Order::Signal(signal).write_to(&**orders));
+                    let _ = orders.map(|orders| send(&**orders, &LauncherOrder::Signal(signal)));
                 }
-                Action::KillStarted => self.kill_started(),
-                Action::Say(line) => self.attempt.terminal.say(&line),
+                LaunchAction::KillStarted => self.kill_started(),
+                LaunchAction::Say(line) => self.attempt.terminal.say(&line),
             }
         }
     }
@@ -323,8 +320,8 @@ impl Running<'_> {
 /// Ends an attendant that no attempt waits for, and its command. Without an order it would believe
 /// that the launcher has died, and remove its socket.
 fn turn_away(orders: &UnixStream) {
-    for order in [Order::Signal(Signal::SIGKILL as i32), Order::Leave] {
+    for order in [LauncherOrder::Signal(Signal::SIGKILL as i32), LauncherOrder::Leave] {
         // An attendant that cannot receive the order is already ending.
-        let _ = order.write_to(orders);
+        let _ = send(orders, &order);
     }
 }

@@ -1,18 +1,18 @@
 //! `hsdp launch-rank`: runs the command of one rank, and reports its output and its end to the
 //! launcher.
 
-use std::env;
 use std::error::Error;
 use std::ffi::OsString;
-use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::sync::mpsc::{self, Receiver};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
+use std::{env, fs};
 
 use clap::Args;
 use nix::sys::signal::{Signal, killpg};
@@ -20,18 +20,18 @@ use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 use signal_hook::iterator::Signals;
 
-use super::end::End;
-use super::frame::{Frame, Order};
-use super::pipes::Pipes;
-use super::replace::{self, split};
-use super::signals::FORWARDED;
-use super::window::Window;
-use super::{environment, peer, threads};
-use crate::outcome::Outcome;
+use super::frame::{
+    AttendantFrame, LauncherOrder, LineWindow, OutputStream, cost, each_line, receive, send,
+};
+use super::job::{LAUNCHED, SOCKET, mortal, own_rank, split};
+use super::ranks::check_peer;
+use super::supervisor::ProcessEnd;
+use super::{FORWARDED, start_thread};
+use crate::Outcome;
 
 /// Options of `hsdp launch-rank`.
 #[derive(Args, Debug)]
-pub(crate) struct Options {
+pub(crate) struct RankArgs {
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
 }
@@ -40,10 +40,10 @@ pub(crate) struct Options {
 const ANSWER: Duration = Duration::from_secs(120);
 
 /// Process group of the command, as long as its number is valid.
-type Group = Arc<Mutex<Option<Pid>>>;
+type CommandGroup = Arc<Mutex<Option<Pid>>>;
 
 /// Socket to the launcher. The lock keeps frames whole.
-pub(super) type Words = Arc<Mutex<UnixStream>>;
+pub(super) type LauncherSocket = Arc<Mutex<UnixStream>>;
 
 /// Time for which a command's last lines are sent before the command's end is reported.
 const LINES_FIRST: Duration = Duration::from_millis(500);
@@ -56,7 +56,7 @@ const REFUSED: u8 = 2;
 
 /// Runs the command to its end. Prints an error here, because stderr belongs to the launcher and
 /// its reader may block.
-pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(options: &RankArgs) -> Result<Outcome, Box<dyn Error>> {
     attend(options).or_else(|error| {
         hsdp_train::tell_within("hsdp", &error, MESSAGE);
         Ok(Outcome::Ended(REFUSED))
@@ -65,31 +65,31 @@ pub(crate) fn run(options: &Options) -> Result<Outcome, Box<dyn Error>> {
 
 /// Runs the command, and stays until the launcher permits this process to end. So the launcher
 /// learns of the end of the rank before mpirun does, and acts on it first.
-fn attend(options: &Options) -> Result<Outcome, Box<dyn Error>> {
-    let (rank, attempt) = environment::place()?;
-    let socket = env::var_os(environment::SOCKET);
-    let socket = socket.ok_or_else(|| format!("{} is not set", environment::SOCKET))?;
+fn attend(options: &RankArgs) -> Result<Outcome, Box<dyn Error>> {
+    let (rank, attempt) = own_rank()?;
+    let socket = env::var_os(SOCKET);
+    let socket = socket.ok_or_else(|| format!("{} is not set", SOCKET))?;
     let socket = PathBuf::from(socket);
-    let launcher = claim(&socket, (attempt, rank))?;
+    let launcher = claim(&socket, attempt, rank)?;
     let mut child = start(&options.command)?;
     let pid = Pid::from_raw(i32::try_from(child.id())?);
-    let group: Group = Arc::new(Mutex::new(Some(pid)));
+    let group: CommandGroup = Arc::new(Mutex::new(Some(pid)));
     pass_on_signals(&group)?;
-    let window = Arc::new(Window::new());
-    let launched = Launched { group: Arc::clone(&group), window: Arc::clone(&window) };
-    let dismissed = obey((launcher.try_clone()?, socket), launched)?;
-    let words: Words = Arc::new(Mutex::new(launcher));
+    let window = Arc::new(LineWindow::new());
+    let launched = LaunchedCommand { group: Arc::clone(&group), window: Arc::clone(&window) };
+    let dismissed = obey(launcher.try_clone()?, socket, launched)?;
+    let words: LauncherSocket = Arc::new(Mutex::new(launcher));
     let pipes = Pipes::of(&mut child, &words, &window)?;
     let end = bury(&mut child, &group)?;
     // The launcher prints its message about the end below the last lines, unless their reader
     // blocks.
     let is_drained = pipes.wait_shortly(LINES_FIRST);
     // If the launcher has died, a frame cannot be sent, and there is no reason to wait.
-    let mut sent = say(&words, &Frame::Ended(end));
+    let mut sent = say(&words, &AttendantFrame::Ended(end));
     if !is_drained {
         pipes.wait_for_lines();
     }
-    sent = sent.and_then(|()| say(&words, &Frame::Drained));
+    sent = sent.and_then(|()| say(&words, &AttendantFrame::Drained));
     if sent.is_ok() {
         let _ = dismissed.recv();
     }
@@ -101,18 +101,18 @@ fn attend(options: &Options) -> Result<Outcome, Box<dyn Error>> {
 ///
 /// # Errors
 /// A text, if the rank belongs to another process, or the launcher does not answer.
-fn claim(socket: &Path, (attempt, rank): (u32, u32)) -> Result<UnixStream, Box<dyn Error>> {
+fn claim(socket: &Path, attempt: u32, rank: u32) -> Result<UnixStream, Box<dyn Error>> {
     let place = socket.display();
     let failed =
         |error: io::Error| format!("rank {rank} cannot reach the launcher at {place}: {error}");
     let launcher = UnixStream::connect(socket).map_err(failed)?;
-    peer::check(&launcher).map_err(failed)?;
+    check_peer(&launcher).map_err(failed)?;
     launcher.set_read_timeout(Some(ANSWER))?;
-    Frame::Hello { attempt, rank }.write_to(&launcher).map_err(failed)?;
-    let answer = Order::read_from(&launcher).map_err(failed)?;
+    send(&launcher, &AttendantFrame::Hello { attempt, rank }).map_err(failed)?;
+    let answer = receive(&launcher).map_err(failed)?;
     launcher.set_read_timeout(None)?;
     match answer {
-        Order::Begin => Ok(launcher),
+        LauncherOrder::Begin => Ok(launcher),
         _ => Err(format!(
             "the launcher has refused this process as rank {rank} of attempt {attempt}"
         )
@@ -122,10 +122,10 @@ fn claim(socket: &Path, (attempt, rank): (u32, u32)) -> Result<UnixStream, Box<d
 
 fn start(command: &[OsString]) -> Result<Child, Box<dyn Error>> {
     let (program, arguments) = split(command)?;
-    let mut command = replace::command(Path::new(program), arguments)?;
+    let mut command = mortal(Path::new(program), arguments)?;
     command
-        .env_remove(environment::SOCKET)
-        .env_remove(environment::LAUNCHED)
+        .env_remove(SOCKET)
+        .env_remove(LAUNCHED)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -134,30 +134,32 @@ fn start(command: &[OsString]) -> Result<Child, Box<dyn Error>> {
 }
 
 /// Sends a frame. Waits until the launcher reads it.
-pub(super) fn say(words: &Words, frame: &Frame) -> io::Result<()> {
-    frame.write_to(&*words.lock().unwrap_or_else(PoisonError::into_inner))
+pub(super) fn say(words: &LauncherSocket, frame: &AttendantFrame) -> io::Result<()> {
+    send(&*words.lock().unwrap_or_else(PoisonError::into_inner), frame)
 }
 
 /// The parts of a command that the launcher's orders affect.
-struct Launched {
-    group: Group,
-    window: Arc<Window>,
+struct LaunchedCommand {
+    group: CommandGroup,
+    window: Arc<LineWindow>,
 }
 
 /// Carries out the orders of the launcher. If the launcher has died, kills the command. The channel
 /// closes after that, or when the launcher permits this process to end.
-fn obey((launcher, socket): (UnixStream, PathBuf), of: Launched) -> io::Result<Receiver<()>> {
+fn obey(launcher: UnixStream, socket: PathBuf, of: LaunchedCommand) -> io::Result<Receiver<()>> {
     let (serving, dismissed) = mpsc::channel::<()>();
-    threads::start(move || {
+    start_thread(move || {
         let _serving = serving;
         loop {
-            match Order::read_from(&launcher) {
-                Ok(Order::Signal(signal)) => send(&of.group, signal),
-                Ok(Order::Taken(bytes)) => of.window.give(bytes as usize),
+            match receive(&launcher) {
+                Ok(LauncherOrder::Signal(signal)) => signal_group(&of.group, signal),
+                Ok(LauncherOrder::Taken(bytes)) => of.window.give(bytes as usize),
                 // The launcher sends `Begin` and `Refuse` only before the command runs.
-                Ok(Order::Begin | Order::Refuse | Order::Leave) => return of.window.close(),
+                Ok(LauncherOrder::Begin | LauncherOrder::Refuse | LauncherOrder::Leave) => {
+                    return of.window.close();
+                }
                 Err(_) => {
-                    send(&of.group, Signal::SIGKILL as i32);
+                    signal_group(&of.group, Signal::SIGKILL as i32);
                     of.window.close();
                     return tidy(&socket);
                 }
@@ -175,17 +177,17 @@ fn tidy(socket: &Path) {
 
 /// Passes the signals that this process gets, from mpirun or from others, on to the command's
 /// group.
-fn pass_on_signals(group: &Group) -> io::Result<()> {
+fn pass_on_signals(group: &CommandGroup) -> io::Result<()> {
     let mut signals = Signals::new(FORWARDED)?;
     let group = Arc::clone(group);
-    threads::start(move || {
+    start_thread(move || {
         for signal in signals.forever() {
-            send(&group, signal);
+            signal_group(&group, signal);
         }
     })
 }
 
-fn send(group: &Group, signal: i32) {
+fn signal_group(group: &CommandGroup, signal: i32) {
     let group = group.lock().unwrap_or_else(PoisonError::into_inner);
     if let (Some(group), Ok(signal)) = (*group, Signal::try_from(signal)) {
         // A group that has ended needs no signal.
@@ -194,12 +196,85 @@ fn send(group: &Group, signal: i32) {
 }
 
 /// Waits for the end of the command, and kills the processes that it has left in its group.
-fn bury(child: &mut Child, group: &Group) -> Result<End, Box<dyn Error>> {
+fn bury(child: &mut Child, group: &CommandGroup) -> Result<ProcessEnd, Box<dyn Error>> {
     let pid = *group.lock().unwrap_or_else(PoisonError::into_inner);
     let pid = pid.ok_or("the command was waited for already")?;
     let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
     while let Err(nix::Error::EINTR) = waitid(Id::Pid(pid), flags) {}
-    send(group, Signal::SIGKILL as i32);
+    signal_group(group, Signal::SIGKILL as i32);
     group.lock().unwrap_or_else(PoisonError::into_inner).take();
-    Ok(End::of(child.wait()?))
+    Ok(ProcessEnd::of(child.wait()?))
+}
+
+/// Time that the pipes of a command that has ended may stay open and empty. A process that left the
+/// command's group may still hold them.
+const DRAINING: Duration = Duration::from_secs(2);
+
+/// Interval between checks of the pipes of a command that has ended.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Threads that read the pipes of a command.
+pub(super) struct Pipes {
+    /// Channel without messages. It closes when the threads end.
+    drained: Receiver<()>,
+    /// Number of threads that are sending a line. The others read.
+    sending: Arc<AtomicUsize>,
+}
+
+impl Pipes {
+    /// Sends all lines that the command writes, while the window has room for them.
+    pub(super) fn of(
+        child: &mut Child,
+        words: &LauncherSocket,
+        window: &Arc<LineWindow>,
+    ) -> io::Result<Self> {
+        let (open, drained) = mpsc::channel::<()>();
+        let sending = Arc::<AtomicUsize>::default();
+        let pipe = |stream, pipe: Option<Box<dyn Read + Send>>| pipe.map(|pipe| (stream, pipe));
+        let stdout = child.stdout.take().map(|it| Box::new(it) as _);
+        let stderr = child.stderr.take().map(|it| Box::new(it) as _);
+        let pipes = [pipe(OutputStream::Stdout, stdout), pipe(OutputStream::Stderr, stderr)];
+        for (stream, from) in pipes.into_iter().flatten() {
+            let (words, open, sending) = (Arc::clone(words), open.clone(), Arc::clone(&sending));
+            let window = Arc::clone(window);
+            start_thread(move || {
+                // If the launcher has died, the group is killed.
+                let _ = each_line(from, |line| {
+                    sending.fetch_add(1, Ordering::Relaxed);
+                    let sent = match window.take(cost(&line)) {
+                        true => say(&words, &AttendantFrame::Line(stream, line)),
+                        false => Err(io::ErrorKind::BrokenPipe.into()),
+                    };
+                    sending.fetch_sub(1, Ordering::Relaxed);
+                    sent
+                });
+                drop(open);
+            })?;
+        }
+        Ok(Self { drained, sending })
+    }
+
+    /// Waits up to `most` until all lines of a command that has ended are sent. Returns whether
+    /// they are.
+    fn wait_shortly(&self, most: Duration) -> bool {
+        self.drained.recv_timeout(most) == Err(RecvTimeoutError::Disconnected)
+    }
+
+    /// Waits until all lines of a command that has ended are sent.
+    ///
+    /// While a thread sends, lines of the command may still be in its pipe, even if the reader of
+    /// the launcher's output blocks for long. So only the time counts in which all threads wait for
+    /// bytes that only a process left behind could write.
+    fn wait_for_lines(self) {
+        let mut empty = Duration::ZERO;
+        while empty < DRAINING {
+            match self.drained.recv_timeout(LOOK) {
+                Err(RecvTimeoutError::Timeout) if self.sending.load(Ordering::Relaxed) == 0 => {
+                    empty += LOOK;
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(()) | Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
 }

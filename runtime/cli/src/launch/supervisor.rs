@@ -1,12 +1,16 @@
 //! The reaction to the end of a rank, to a signal, and to a deadline. This is a pure state machine:
 //! its input is events with their times, and its output is actions.
 
+#[cfg(test)]
+mod tests;
+
 use std::fmt;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-
-use super::end::End;
+use serde::{Deserialize, Serialize};
 
 const TERM: i32 = Signal::SIGTERM as i32;
 const KILL: i32 = Signal::SIGKILL as i32;
@@ -27,11 +31,11 @@ const NOT_STARTED: u8 = 1;
 /// State of an attempt and its ranks.
 #[derive(Debug)]
 pub(super) struct Supervisor {
-    ranks: Vec<Rank>,
+    ranks: Vec<RankProgress>,
     /// Time by which all ranks must have started.
     due: Instant,
     grace: Duration,
-    stage: Stage,
+    stage: LaunchStage,
     /// The last signal that the launcher received.
     signal: Option<i32>,
     first: Option<Bad>,
@@ -42,7 +46,7 @@ pub(super) struct Supervisor {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rank {
+enum RankProgress {
     /// The rank has not started yet.
     Awaited,
     Running,
@@ -50,7 +54,7 @@ enum Rank {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum LaunchStage {
     Running,
     /// A rank has failed. The others have until this time.
     Ending(Instant),
@@ -64,21 +68,21 @@ enum Stage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bad {
     /// A rank has failed.
-    Rank(u32, End),
+    Rank(u32, ProcessEnd),
     /// A rank did not start in time.
     NotStarted(u32),
     /// A rank had not started when the launcher received a signal, nor when the grace period had
     /// passed.
     Interrupted(u32),
     /// The mpirun has failed.
-    Starter(End),
+    Starter(ProcessEnd),
     /// The mpirun has ended with code 0 before its ranks.
     StarterGone,
 }
 
 /// An action of the launcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Action {
+pub(super) enum LaunchAction {
     /// Send a signal to the command of this rank.
     Signal(u32, i32),
     /// Kill the started processes with their process groups.
@@ -90,12 +94,12 @@ pub(super) enum Action {
 impl Supervisor {
     /// Creates the supervisor of ranks that were started at `now`.
     pub(super) fn new(ranks: u32, grace: Duration, now: Instant) -> Self {
-        let ranks = vec![Rank::Awaited; ranks as usize];
+        let ranks = vec![RankProgress::Awaited; ranks as usize];
         Self {
             ranks,
             due: now + START,
             grace,
-            stage: Stage::Running,
+            stage: LaunchStage::Running,
             signal: None,
             first: None,
             since: None,
@@ -104,31 +108,31 @@ impl Supervisor {
     }
 
     /// Records that a rank has started. Returns the signal that it has missed.
-    pub(super) fn joined(&mut self, rank: u32) -> Vec<Action> {
+    pub(super) fn joined(&mut self, rank: u32) -> Vec<LaunchAction> {
         let Some(state) = self.ranks.get_mut(rank as usize) else { return Vec::new() };
-        *state = Rank::Running;
+        *state = RankProgress::Running;
         let missed = match (self.stage, self.signal) {
-            (Stage::Killed(_) | Stage::Abandoned, _) => Some(KILL),
+            (LaunchStage::Killed(_) | LaunchStage::Abandoned, _) => Some(KILL),
             (_, Some(signal)) => Some(signal),
-            (Stage::Ending(_), None) => Some(TERM),
-            (Stage::Running, None) => None,
+            (LaunchStage::Ending(_), None) => Some(TERM),
+            (LaunchStage::Running, None) => None,
         };
-        missed.map(|signal| Action::Signal(rank, signal)).into_iter().collect()
+        missed.map(|signal| LaunchAction::Signal(rank, signal)).into_iter().collect()
     }
 
     /// Records that a rank has ended.
-    pub(super) fn ended(&mut self, rank: u32, end: End, now: Instant) -> Vec<Action> {
+    pub(super) fn ended(&mut self, rank: u32, end: ProcessEnd, now: Instant) -> Vec<LaunchAction> {
         let Some(state) = self.ranks.get_mut(rank as usize) else { return Vec::new() };
-        *state = Rank::Ended;
+        *state = RankProgress::Ended;
         if end.is_bad() { self.fail(Bad::Rank(rank, end), now) } else { Vec::new() }
     }
 
     /// Records that the process that starts the ranks has ended, so that the remaining ranks never
     /// start.
-    pub(super) fn alone(&mut self, end: End, now: Instant) -> Vec<Action> {
+    pub(super) fn alone(&mut self, end: ProcessEnd, now: Instant) -> Vec<LaunchAction> {
         let is_early = !self.is_over();
-        for rank in self.ranks.iter_mut().filter(|rank| **rank == Rank::Awaited) {
-            *rank = Rank::Ended;
+        for rank in self.ranks.iter_mut().filter(|rank| **rank == RankProgress::Awaited) {
+            *rank = RankProgress::Ended;
         }
         match end.is_bad() {
             true => self.fail(Bad::Starter(end), now),
@@ -137,32 +141,32 @@ impl Supervisor {
         }
     }
 
-    fn fail(&mut self, bad: Bad, now: Instant) -> Vec<Action> {
+    fn fail(&mut self, bad: Bad, now: Instant) -> Vec<LaunchAction> {
         self.first.get_or_insert(bad);
         self.since.get_or_insert(now);
-        if self.stage != Stage::Running {
+        if self.stage != LaunchStage::Running {
             return Vec::new();
         }
-        self.stage = Stage::Ending(now + self.grace);
+        self.stage = LaunchStage::Ending(now + self.grace);
         let left: Vec<u32> = self.running().collect();
         let grace = self.grace.as_secs();
         match (left.is_empty(), self.signal) {
             (true, _) => Vec::new(),
             // The other ranks have already received their signal, and are handling it.
             (false, Some(_)) => {
-                vec![Action::Say(format!("{bad}; the others get SIGKILL after {grace} s"))]
+                vec![LaunchAction::Say(format!("{bad}; the others get SIGKILL after {grace} s"))]
             }
             (false, None) => {
                 let said = format!("{bad}; the others get SIGTERM, and SIGKILL after {grace} s");
-                let all = left.into_iter().map(|rank| Action::Signal(rank, TERM));
-                [Action::Say(said)].into_iter().chain(all).collect()
+                let all = left.into_iter().map(|rank| LaunchAction::Signal(rank, TERM));
+                [LaunchAction::Say(said)].into_iter().chain(all).collect()
             }
         }
     }
 
     /// Records a signal that the launcher received. The first one is passed on, and the second one
     /// kills all ranks.
-    pub(super) fn signal(&mut self, signal: i32, now: Instant) -> Vec<Action> {
+    pub(super) fn signal(&mut self, signal: i32, now: Instant) -> Vec<LaunchAction> {
         let name = name_of(signal);
         let is_first = self.signal.replace(signal).is_none();
         self.since.get_or_insert(now);
@@ -175,13 +179,13 @@ impl Supervisor {
             let said = format!(
                 "{name}: all ranks have ended; lines that are not read within {left} s are lost"
             );
-            return vec![Action::Say(said)];
+            return vec![LaunchAction::Say(said)];
         }
         // A starter such as mpirun may never start the ranks.
         self.due = self.due.min(now + self.grace);
-        let all = self.running().map(|rank| Action::Signal(rank, signal));
+        let all = self.running().map(|rank| LaunchAction::Signal(rank, signal));
         let said = format!("{name} is passed on to all ranks; a second signal kills them");
-        [Action::Say(said)].into_iter().chain(all).collect()
+        [LaunchAction::Say(said)].into_iter().chain(all).collect()
     }
 
     /// Returns the time at which lines that nobody reads are lost. `None` while the job is not
@@ -221,24 +225,27 @@ impl Supervisor {
     /// Returns the time at which to call [`late`](Self::late).
     pub(super) fn deadline(&self) -> Option<Instant> {
         match self.stage {
-            Stage::Ending(until) | Stage::Killed(until) => Some(until),
-            Stage::Running => self.missing().map(|_| self.due),
-            Stage::Abandoned => None,
+            LaunchStage::Ending(until) | LaunchStage::Killed(until) => Some(until),
+            LaunchStage::Running => self.missing().map(|_| self.due),
+            LaunchStage::Abandoned => None,
         }
     }
 
     /// Reacts to the passed deadline.
-    pub(super) fn late(&mut self, now: Instant) -> Vec<Action> {
+    pub(super) fn late(&mut self, now: Instant) -> Vec<LaunchAction> {
         match self.stage {
-            Stage::Ending(_) => {
+            LaunchStage::Ending(_) => {
                 self.kill(&format!("the grace of {} s is over", self.grace.as_secs()), now)
             }
-            Stage::Killed(_) => {
-                self.stage = Stage::Abandoned;
+            LaunchStage::Killed(_) => {
+                self.stage = LaunchStage::Abandoned;
                 let left = listed(self.running());
-                vec![Action::KillStarted, Action::Say(format!("gave up waiting for {left}"))]
+                vec![
+                    LaunchAction::KillStarted,
+                    LaunchAction::Say(format!("gave up waiting for {left}")),
+                ]
             }
-            Stage::Running => match self.missing() {
+            LaunchStage::Running => match self.missing() {
                 Some(rank) => match self.signal {
                     None => self.fail(Bad::NotStarted(rank), now),
                     Some(_) => {
@@ -248,52 +255,57 @@ impl Supervisor {
                 },
                 None => Vec::new(),
             },
-            Stage::Abandoned => Vec::new(),
+            LaunchStage::Abandoned => Vec::new(),
         }
     }
 
-    fn kill(&mut self, why: &str, now: Instant) -> Vec<Action> {
-        if matches!(self.stage, Stage::Killed(_) | Stage::Abandoned) {
+    fn kill(&mut self, why: &str, now: Instant) -> Vec<LaunchAction> {
+        if matches!(self.stage, LaunchStage::Killed(_) | LaunchStage::Abandoned) {
             return Vec::new();
         }
         let left: Vec<u32> = self.running().collect();
         if left.is_empty() && !self.is_over() {
-            self.stage = Stage::Abandoned;
+            self.stage = LaunchStage::Abandoned;
             let said = format!("{why}: SIGKILL for the processes that start the ranks");
-            return vec![Action::Say(said), Action::KillStarted];
+            return vec![LaunchAction::Say(said), LaunchAction::KillStarted];
         }
         if left.is_empty() {
             return Vec::new();
         }
-        self.stage = Stage::Killed(now + BURIAL);
+        self.stage = LaunchStage::Killed(now + BURIAL);
         let said = format!("{why}: SIGKILL for {}", listed(left.iter().copied()));
-        let all = left.into_iter().map(|rank| Action::Signal(rank, KILL));
-        [Action::Say(said)].into_iter().chain(all).collect()
+        let all = left.into_iter().map(|rank| LaunchAction::Signal(rank, KILL));
+        [LaunchAction::Say(said)].into_iter().chain(all).collect()
     }
 
     /// Returns whether all ranks have ended, or the launcher has given up waiting.
     pub(super) fn is_over(&self) -> bool {
-        self.stage == Stage::Abandoned || self.ranks.iter().all(|rank| *rank == Rank::Ended)
+        self.stage == LaunchStage::Abandoned
+            || self.ranks.iter().all(|rank| *rank == RankProgress::Ended)
     }
 
     /// Returns whether this rank has not started yet.
     pub(super) fn awaits(&self, rank: u32) -> bool {
-        self.ranks.get(rank as usize) == Some(&Rank::Awaited)
+        self.ranks.get(rank as usize) == Some(&RankProgress::Awaited)
     }
 
     /// Returns the end of the attempt, which has lost `lost` lines.
-    pub(super) fn outcome(&self, lost: u64) -> Ended {
-        let is_abandoned = self.ranks.iter().any(|rank| *rank != Rank::Ended);
-        Ended { first: self.first, signal: self.signal, is_abandoned, lost }
+    pub(super) fn outcome(&self, lost: u64) -> AttemptEnd {
+        let is_abandoned = self.ranks.iter().any(|rank| *rank != RankProgress::Ended);
+        AttemptEnd { first: self.first, signal: self.signal, is_abandoned, lost }
     }
 
     /// Returns the first rank that has not started yet.
     fn missing(&self) -> Option<u32> {
-        (0..).zip(&self.ranks).find(|(_, state)| **state == Rank::Awaited).map(|(rank, _)| rank)
+        (0..)
+            .zip(&self.ranks)
+            .find(|(_, state)| **state == RankProgress::Awaited)
+            .map(|(rank, _)| rank)
     }
 
     fn running(&self) -> impl Iterator<Item = u32> {
-        let running = |(rank, state): (u32, &Rank)| (*state == Rank::Running).then_some(rank);
+        let running =
+            |(rank, state): (u32, &RankProgress)| (*state == RankProgress::Running).then_some(rank);
         (0..).zip(&self.ranks).filter_map(running)
     }
 }
@@ -327,7 +339,7 @@ impl fmt::Display for Bad {
 
 /// End of an attempt.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ended {
+pub(super) struct AttemptEnd {
     pub(super) first: Option<Bad>,
     /// The last signal that the launcher received.
     pub(super) signal: Option<i32>,
@@ -344,11 +356,11 @@ pub(super) enum Outlook {
     Last,
 }
 
-impl Ended {
+impl AttemptEnd {
     /// Returns the exit code of the first failure. Without one, a signal counts if ranks were given
     /// up or lines were lost: then the reaction of the ranks to the signal is unknown.
     pub(super) fn code(&self) -> u8 {
-        let of_signal = self.signal.map(|signal| End::Signal(signal).exit_code());
+        let of_signal = self.signal.map(|signal| ProcessEnd::Signal(signal).exit_code());
         match self.first {
             Some(Bad::Rank(_, end) | Bad::Starter(end)) => end.exit_code(),
             Some(Bad::NotStarted(_) | Bad::Interrupted(_) | Bad::StarterGone) => {
@@ -385,5 +397,49 @@ impl Ended {
     }
 }
 
-#[cfg(test)]
-mod tests;
+/// End of a process: an exit code, or a signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum ProcessEnd {
+    /// Exit code of a process that ended by itself.
+    Code(i32),
+    /// Signal that killed the process.
+    Signal(i32),
+}
+
+impl ProcessEnd {
+    pub(super) fn of(status: ExitStatus) -> Self {
+        match (status.code(), status.signal()) {
+            (Some(code), _) => Self::Code(code),
+            (None, signal) => Self::Signal(signal.unwrap_or(Signal::SIGKILL as i32)),
+        }
+    }
+
+    /// End of a process that disappeared before it could report its end.
+    pub(super) const LOST: Self = Self::Signal(Signal::SIGKILL as i32);
+
+    pub(super) fn is_bad(self) -> bool {
+        self != Self::Code(0)
+    }
+
+    /// Returns the exit code as in shells, which is 128 plus the signal's number for a signal.
+    pub(super) fn exit_code(self) -> u8 {
+        let code = match self {
+            Self::Code(code) => code,
+            Self::Signal(signal) => 128_i32.saturating_add(signal),
+        };
+        // The system keeps only these bits of an exit code.
+        u8::try_from(code & 0xff).unwrap_or(u8::MAX)
+    }
+}
+
+impl fmt::Display for ProcessEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Code(code) => write!(f, "ended with exit code {code}"),
+            Self::Signal(signal) => match Signal::try_from(signal) {
+                Ok(known) => write!(f, "was killed by signal {signal} ({known})"),
+                Err(_) => write!(f, "was killed by signal {signal}"),
+            },
+        }
+    }
+}

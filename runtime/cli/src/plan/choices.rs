@@ -1,12 +1,14 @@
 //! Options that determine a plan, shared by every command that plans.
 
-use clap::Args;
+use clap::{Args, ValueEnum};
+use hsdp_kernels::EIGHT_BIT_BLOCK;
 use hsdp_models::decoder::DecoderConfig;
-use hsdp_sharding::{Accumulation, DType, Mesh, Offload, Plan, PlanOptions};
+use hsdp_sharding::{
+    Accumulation, DType, Mesh, ModelSpec, Offload, Param, Plan, PlanOptions, State,
+};
 use hsdp_train::number::count;
 
-use super::Device;
-use super::optimizer::Optimizer;
+use super::PlanDevice;
 use crate::model::{Adapters, Model};
 
 /// Maximum number of ranks in a mesh. The traffic is computed for each replica.
@@ -55,7 +57,7 @@ pub(crate) struct Choices {
 
     /// Optimizer whose state takes memory, and whose update may exchange matrices
     #[arg(long, value_name = "OPTIMIZER", default_value = "adamw")]
-    pub(crate) optimizer: Optimizer,
+    pub(crate) optimizer: PlannedOptimizer,
 
     /// Part of a model on a device that is kept in host memory: none, optimizer (its state) or all
     /// (also shards)
@@ -68,14 +70,14 @@ impl Choices {
     ///
     /// # Errors
     /// A text with the first choice that does not fit.
-    pub(crate) fn check(&self, device: Device) -> Result<(), String> {
+    pub(crate) fn check(&self, device: PlanDevice) -> Result<(), String> {
         let Self { offload, optimizer, .. } = self;
-        if device == Device::Cpu && *offload != Offload::None {
+        if device == PlanDevice::Cpu && *offload != Offload::None {
             return Err(format!(
                 "--offload {offload} needs --device cuda: there is nothing to offload from the host"
             ));
         }
-        let is_on_device = device == Device::Cuda && *offload == Offload::None;
+        let is_on_device = device == PlanDevice::Cuda && *offload == Offload::None;
         if is_on_device && !optimizer.updates_on_device() {
             let optimizer = optimizer.name();
             return Err(format!(
@@ -90,8 +92,8 @@ impl Choices {
     ///
     /// # Errors
     /// The errors of [`Model::find`].
-    pub(crate) fn model(&self, device: Device) -> Result<Model, String> {
-        let is_stored = device == Device::Cpu && self.param_dtype != DType::F32;
+    pub(crate) fn model(&self, device: PlanDevice) -> Result<Model, String> {
+        let is_stored = device == PlanDevice::Cpu && self.param_dtype != DType::F32;
         let frozen_in = is_stored.then_some(self.param_dtype);
         let adapters = self.lora.map(|rank| Adapters { rank, frozen_in });
         Model::find(&self.model, adapters)
@@ -137,4 +139,66 @@ fn check_bytes(plan: &Plan, microbatches: u64) -> Result<(), String> {
     Err(format!(
         "{elements} elements, {microbatches} microbatches and {ranks} ranks: the bytes of a step do not fit 64 bits"
     ))
+}
+
+/// An optimizer, which determines the state of each trained parameter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PlannedOptimizer {
+    /// Two f32 of state for each trained element.
+    #[default]
+    Adamw,
+    /// No state.
+    Sgd,
+    /// SGD with momentum: one f32 of state for each trained element.
+    Momentum,
+    /// One f32 of state for each trained element.
+    Lion,
+    /// One f32 for each row and each column of the trained matrices.
+    Adafactor,
+    /// `AdamW` with two bytes of state for each trained element, and two f32 for each block of 256.
+    Adamw8bit,
+    /// Muon for matrices other than embeddings and heads, `AdamW` for all others.
+    Muon,
+}
+
+/// Parts of the names of embeddings and heads, which Muon leaves to `AdamW`.
+const TABLES: [&str; 4] = ["embed", "wte", "wpe", "lm_head"];
+
+impl PlannedOptimizer {
+    /// Returns the name on a command line.
+    pub(crate) fn name(self) -> String {
+        let value = self.to_possible_value().expect("no optimizer is hidden");
+        value.get_name().to_owned()
+    }
+
+    /// Returns whether it updates a model on a device there. The others need its state on the host.
+    pub(crate) const fn updates_on_device(self) -> bool {
+        !matches!(self, Self::Adafactor | Self::Adamw8bit)
+    }
+
+    /// Returns the model with the state of this optimizer. 8-bit state cuts parameters only between
+    /// blocks.
+    pub(crate) fn applied_to(self, spec: &ModelSpec) -> ModelSpec {
+        let spec = match self {
+            Self::Adamw8bit => spec.clone().in_blocks(EIGHT_BIT_BLOCK),
+            _ => spec.clone(),
+        };
+        spec.updated_by(|param| self.state(param))
+    }
+
+    fn state(self, param: &Param) -> State {
+        match self {
+            Self::Sgd => State::Elements(0),
+            Self::Momentum | Self::Lion => State::Elements(1),
+            Self::Adafactor => State::Factored,
+            Self::Adamw8bit => State::EightBit { block: EIGHT_BIT_BLOCK },
+            Self::Muon if is_updated_whole(param) => State::Muon,
+            Self::Adamw | Self::Muon => State::Elements(2),
+        }
+    }
+}
+
+fn is_updated_whole(param: &Param) -> bool {
+    let is_table = TABLES.iter().any(|table| param.name.contains(table));
+    param.as_matrices().is_some() && !is_table
 }

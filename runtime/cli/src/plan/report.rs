@@ -1,12 +1,14 @@
 //! A plan as tables.
 
 use comfy_table::Table;
-use hsdp_sharding::{ByteCount, Flow, Param, Unit, UnitId, UnitLayout};
+use hsdp_sharding::{
+    ByteCount, Coordinate, Flow, MemoryPlan, Offload, Param, Phase, Plan, Rank, Traffic, Unit,
+    UnitId, UnitLayout,
+};
 use hsdp_train::stderr::in_one_line;
 use hsdp_train::stdout::table;
 
 use super::Planned;
-use super::memory::Place;
 
 /// The tables of units, memory and traffic.
 pub(super) fn text(planned: &Planned) -> String {
@@ -112,7 +114,7 @@ fn runs(planned: &Planned) -> Vec<(UnitId, UnitId)> {
     runs
 }
 
-fn memory(place: &Place) -> Table {
+fn memory(place: &MemoryPlace) -> Table {
     let used = place.categories().filter(|it| it.bytes > ByteCount::ZERO);
     let rows = used.map(|it| [it.name.to_owned(), it.bytes.to_string(), it.when.to_owned()]);
     let header = [&*format!("peak memory of a rank, {}", place.name), "bytes", "held"];
@@ -161,4 +163,162 @@ pub(super) fn grouped(number: u64) -> String {
         text.push(digit);
     }
     text
+}
+
+/// Peak memory of a rank. Each category has the peak of the rank with the most.
+#[derive(Clone, Debug)]
+pub(super) struct PlacedMemory {
+    /// Memory in the place of the model, and in the host if a device's model takes memory there for
+    /// offloaded parts or an exchange.
+    pub(super) places: Vec<MemoryPlace>,
+}
+
+/// Peaks in one place.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MemoryPlace {
+    /// Name of the place: `host` or `device`.
+    pub(super) name: &'static str,
+    /// Peaks by category.
+    pub(super) peaks: MemoryPlan,
+    /// Peaks of `full`, in the forward and in the backward.
+    pub(super) full: [ByteCount; 2],
+}
+
+/// A category with its peak.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HeldCategory {
+    pub(super) name: &'static str,
+    pub(super) bytes: ByteCount,
+    /// Phase in which it is held.
+    pub(super) when: &'static str,
+}
+
+const PHASES: [Phase; 2] = [Phase::Forward, Phase::Backward];
+
+impl PlacedMemory {
+    pub(super) fn on_host(plan: &Plan) -> Self {
+        let full = PHASES.map(|phase| plan.full_in(phase));
+        Self { places: vec![MemoryPlace { name: "host", peaks: plan.memory(), full }] }
+    }
+
+    pub(super) fn on_device(plan: &Plan, offload: Offload) -> Self {
+        let full = PHASES.map(|phase| plan.full_in_on_device(phase));
+        let peaks = plan.memory_on_device(offload);
+        let mut places = vec![MemoryPlace { name: "device", peaks, full }];
+        let peaks = plan.memory_offloaded(offload);
+        if offload != Offload::None || peaks.total() > ByteCount::ZERO {
+            places.push(MemoryPlace { name: "host", peaks, full: [ByteCount::ZERO; 2] });
+        }
+        Self { places }
+    }
+}
+
+impl MemoryPlace {
+    /// Returns the categories in the order in which they are allocated, `full` once for each phase,
+    /// and `update` if it takes memory.
+    pub(super) fn categories(&self) -> impl Iterator<Item = HeldCategory> + use<> {
+        const ALWAYS: &str = "always";
+        const FROM_BACKWARD: &str = "first backward to update";
+        let [forward, backward] = self.full;
+        let peaks = &self.peaks;
+        let update = peaks.update;
+        let all = [
+            ("shard", peaks.shard, ALWAYS),
+            ("gather_input", peaks.gather_input, ALWAYS),
+            ("optimizer", peaks.optimizer, ALWAYS),
+            ("full", forward, "forward"),
+            ("full", backward, "backward"),
+            ("grad_full", peaks.grad_full, FROM_BACKWARD),
+            ("partial", peaks.partial, FROM_BACKWARD),
+            ("update", update, "update"),
+        ]
+        .map(|(name, bytes, when)| HeldCategory { name, bytes, when });
+        all.into_iter().filter(move |it| it.name != "update" || update > ByteCount::ZERO)
+    }
+}
+
+/// Traffic of a step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StepTraffic {
+    /// Number of microbatches in a step.
+    pub(super) microbatches: u64,
+    /// First of the ranks that receive the most bytes.
+    pub(super) busiest: Rank,
+    /// Number of ranks that receive this many bytes, including the busiest.
+    pub(super) as_busy: usize,
+    /// Traffic that the busiest rank receives.
+    pub(super) most: Traffic,
+    /// Traffic that all ranks receive together.
+    pub(super) total: Traffic,
+}
+
+impl StepTraffic {
+    /// Computes the traffic of a plan. Replicas differ by their part of a shard in an all-reduce.
+    /// The ranks of a shard group differ by the matrices that they own in an update, and by their
+    /// slice of its sums. Both add up, so the busiest rank is the busiest of the busiest replica.
+    pub(super) fn of(plan: &Plan, microbatches: u64) -> Self {
+        let mesh = plan.mesh();
+        let rank = |replicate_index, shard_index| {
+            mesh.rank_at(Coordinate { replicate_index, shard_index })
+        };
+        let of_step = |replica| {
+            let all = plan.traffic(rank(replica, 0), microbatches);
+            Traffic { update: Flow::NONE, ..all }
+        };
+        let of_update = |shard| {
+            let update = plan.update(rank(0, shard)).flow();
+            Traffic { update, ..Traffic::default() }
+        };
+        let replicas = BusiestRanks::of((0..mesh.replicate_size()).map(of_step));
+        let shards = BusiestRanks::of((0..mesh.shard_size()).map(of_update));
+        Self {
+            microbatches,
+            busiest: rank(replicas.busiest, shards.busiest),
+            as_busy: replicas.as_busy * shards.as_busy,
+            most: replicas.most + shards.most,
+            total: replicas.total * mesh.shard_size() as u64
+                + shards.total * mesh.replicate_size() as u64,
+        }
+    }
+
+    /// Returns the collectives by name, on the busiest rank and on all ranks together, and the
+    /// total at the end. `update` is present if a rank has it.
+    pub(super) fn flows(&self) -> Vec<(&'static str, [Flow; 2])> {
+        let pairs = self.most.flows().into_iter().zip(self.total.flows());
+        let flows = pairs.map(|((name, most), (_, total))| (name, [most, total]));
+        let all = [("total", [self.most.total(), self.total.total()])];
+        let is_shown =
+            |(name, [_, total]): &(&str, [Flow; 2])| *name != "update" || *total != Flow::NONE;
+        flows.filter(is_shown).chain(all).collect()
+    }
+}
+
+/// Traffic of some ranks.
+#[derive(Debug, Default)]
+struct BusiestRanks {
+    /// Index of the first rank that receives the most bytes.
+    busiest: usize,
+    /// Number of ranks that receive this many bytes.
+    as_busy: usize,
+    most: Traffic,
+    total: Traffic,
+}
+
+impl BusiestRanks {
+    fn of(all: impl Iterator<Item = Traffic>) -> Self {
+        let mut ranks = Self::default();
+        for (index, traffic) in all.enumerate() {
+            let [new, most] = [traffic, ranks.most].map(|traffic| traffic.total().bytes);
+            if new > most {
+                ranks.busiest = index;
+                ranks.as_busy = 0;
+            }
+            if new > most || index == 0 {
+                ranks.most = traffic;
+            }
+            ranks.as_busy += usize::from(new >= most);
+            ranks.total = ranks.total + traffic;
+        }
+        ranks
+    }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use hsdp_simulator::{Costs, Traces, trace};
 use hsdp_train::file::{Output, OutputFolder, replace_with};
 
-use super::{Options, Simulated};
+use super::{SimulateArgs, Simulated};
 use crate::model::Model;
 use crate::output::{self, cannot_write};
 use crate::plan::choices::Choices;
@@ -20,17 +20,17 @@ const MAX_ACTIONS: u64 = 4_000_000;
 const MAX_NODES: u64 = 50_000_000;
 
 /// Requested files.
-pub(super) struct Outputs {
+pub(super) struct TraceOutputs {
     timeline: Option<Output>,
     chakra: Option<OutputFolder>,
 }
 
-impl Outputs {
+impl TraceOutputs {
     /// Checks that the files can be written.
     ///
     /// # Errors
     /// A text of one line.
-    pub(super) fn check(options: &Options, choices: &Choices) -> Result<Self, String> {
+    pub(super) fn check(options: &SimulateArgs, choices: &Choices) -> Result<Self, String> {
         let described = Model::file(&choices.model);
         let inputs = [&*described, Path::new(&options.machine)];
         let timeline = output::check(options.trace.as_ref(), &inputs)?;
@@ -46,7 +46,10 @@ impl Outputs {
 }
 
 /// Writes the requested traces.
-pub(super) fn write(simulated: &Simulated<'_>, outputs: &Outputs) -> Result<(), Box<dyn Error>> {
+pub(super) fn write(
+    simulated: &Simulated<'_>,
+    outputs: &TraceOutputs,
+) -> Result<(), Box<dyn Error>> {
     let Simulated { machine, workload, prediction, .. } = simulated;
     if outputs.timeline.is_none() && outputs.chakra.is_none() {
         return Ok(());

@@ -75,11 +75,15 @@ fn a_job_that_always_fails_ends_with_its_last_code() {
     assert!(told.ends_with("hsdp: attempt 2 failed: rank 0 ended with exit code 22\n"), "{told}");
 }
 
-/// The test is the launcher. If the attendant did not wait, mpirun could end before the launcher knows of the rank's end.
+/// The test is the launcher. If the attendant did not wait, mpirun could end before the launcher
+/// knows of the rank's end.
 #[test]
 fn an_attendant_stays_until_the_launcher_lets_it_end() {
-    const BEGIN: u8 = 254;
-    const LEAVE: u8 = 0;
+    // Each message has its length in four bytes, and its kind in the next one.
+    const BEGIN: [u8; 5] = [1, 0, 0, 0, 0];
+    const LEAVE: [u8; 5] = [1, 0, 0, 0, 4];
+    const ENDED: u8 = 2;
+    const DRAINED: u8 = 3;
     let folder = TempDir::new().expect("a folder");
     let socket = folder.path().join("ranks.sock");
     let listener = UnixListener::bind(&socket).expect("bound");
@@ -101,15 +105,15 @@ fn an_attendant_stays_until_the_launcher_lets_it_end() {
     };
     stream.set_nonblocking(false).expect("set");
     stream.set_read_timeout(Some(PATIENCE)).expect("set");
-    stream.write_all(&[BEGIN]).expect("written");
-    let mut frames = [0; 13 + 9 + 5];
+    stream.write_all(&BEGIN).expect("written");
+    let mut frames = [0; 7 + 7 + 5];
     stream
         .read_exact(&mut frames)
         .expect("the hello, the end of the command, and that of its lines");
-    assert_eq!([frames[13], frames[22]], *b"CD", "{frames:?}");
+    assert_eq!([frames[11], frames[18]], [ENDED, DRAINED], "{frames:?}");
     stream.set_read_timeout(Some(Duration::from_millis(200))).expect("set");
     let waits = stream.read(&mut [0]).expect_err("it has ended");
     assert_eq!(waits.kind(), ErrorKind::WouldBlock);
-    stream.write_all(&[LEAVE]).expect("written");
+    stream.write_all(&LEAVE).expect("written");
     assert!(attendant.wait().expect("it ends").success());
 }

@@ -1,29 +1,29 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
-use super::least_squares::{Place, Problem};
-use super::range::Range;
+use super::least_squares::{BoxedProblem, FitPoint};
 use super::*;
 use crate::computation::Recompute;
 use crate::machine::{Measure, Ratio, Seconds};
 
 const HEADER: &str = "gpus,global_batch,micro_batch,width,heads,layers,context,step_ms";
 
-fn descended(residuals: fn(&[f64]) -> Vec<f64>, ends: [f64; 2], start: [f64; 2]) -> Place {
-    let problem = Problem { ends: vec![ends; 2], residuals: |x: &[f64]| Ok(residuals(x)) };
-    problem.descend((start.to_vec(), residuals(&start)), 200)
+fn descended(residuals: fn(&[f64]) -> Vec<f64>, ends: [f64; 2], start: [f64; 2]) -> FitPoint {
+    let problem = BoxedProblem { ends: vec![ends; 2], residuals: |x: &[f64]| Ok(residuals(x)) };
+    problem.descend(problem.point(start.to_vec()).expect("residuals"), 200)
 }
 
 #[test]
 fn the_valley_of_rosenbrock_ends_at_one_and_one() {
     let banana = |x: &[f64]| vec![10.0 * (x[1] - x[0] * x[0]), 1.0 - x[0]];
-    let (point, _) = descended(banana, [-5.0, 5.0], [-1.2, 1.0]);
+    let point = descended(banana, [-5.0, 5.0], [-1.2, 1.0]).at;
     assert!(point.iter().all(|it| (it - 1.0).abs() < 1e-3), "{point:?}");
 }
 
 #[test]
 fn a_minimum_outside_of_the_box_is_approached_along_its_side() {
     let plane = |x: &[f64]| vec![x[0] - 3.0, x[1] - 0.25, x[0] + x[1] - 3.25];
-    let (point, _) = descended(plane, [0.0, 1.0], [0.5, 0.5]);
+    let point = descended(plane, [0.0, 1.0], [0.5, 0.5]).at;
     assert_eq!(point[0], 1.0);
     // With x[0] = 1, the others are x[1] - 0.25 and x[1] - 2.25, but 1 is the end.
     assert_eq!(point[1], 1.0);
@@ -35,8 +35,8 @@ fn residuals_that_cannot_be_computed_end_the_way_there() {
         true => Ok(vec![x[0] - 1.0]),
         false => Err(Error::Stuck),
     };
-    let problem = Problem { ends: vec![[0.0, 1.0]], residuals };
-    let (point, _) = problem.descend((vec![0.0], vec![-1.0]), 100);
+    let problem = BoxedProblem { ends: vec![[0.0, 1.0]], residuals };
+    let point = problem.descend(problem.point(vec![0.0]).expect("residuals"), 100).at;
     assert!((0.6..0.7).contains(&point[0]), "{point:?}");
 }
 
@@ -192,4 +192,23 @@ fn a_large_table_is_fitted_by_few_predictions() {
     if thread::available_parallelism().is_ok_and(|cores| cores.get() > 1) {
         assert!(2 * others > calls, "{others} of {calls} predictions on other threads");
     }
+}
+
+#[test]
+fn a_sample_has_all_times_and_the_rows_on_which_a_number_depends() {
+    // Every hundredth row is slow, and three rows alone depend on the second number.
+    let time = |row: u64| {
+        Time::from_picoseconds(if row.is_multiple_of(100) { 1_000_000 + row } else { row })
+    };
+    let predicted: Vec<Time> = (0..10_000).map(time).collect();
+    let mut rare = vec![0.0; 10_000];
+    [17, 4711, 9998].into_iter().for_each(|row| rare[row] = -0.5);
+    let sample = sample_of(&predicted, &[vec![1.0; 10_000], rare]);
+    assert!(sample.len() <= SPREAD + 2 * BY_NUMBER && sample.is_sorted());
+    assert!([17, 4711, 9998].iter().all(|row| sample.contains(row)));
+    let slow = sample.iter().filter(|row| row.is_multiple_of(100)).count();
+    assert!((5..60).contains(&slow), "{slow}");
+    let (least, most) = (predicted.iter().min(), predicted.iter().max());
+    let times = || sample.iter().map(|row| &predicted[*row]);
+    assert_eq!((times().min(), times().max()), (least, most));
 }

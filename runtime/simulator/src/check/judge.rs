@@ -1,21 +1,23 @@
 //! The fixed point: all operations that complete, whatever the timing.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 
 use hsdp_sharding::Rank;
 
 use super::explanation;
-use super::schedules::{Action, End, Schedules};
-use super::verdict::{Call, Deadlock, Mismatch, Verdict};
+use super::schedules::{ListEnd, ListedAction, Schedules};
 
-/// Decides whether all operations of some schedules complete. The verdict holds for every timing: CHECK.md has the proof.
+/// Decides whether all operations of some schedules complete. The verdict holds for every timing:
+/// CHECK.md has the proof.
 ///
-/// A mismatch that is reached wins over a deadlock. In a world that was cut off, operations that some rank had not issued are a deadlock only if
-/// the host of a rank waits because of them, and calls that differ are a mismatch before the other members have come. Takes time and memory in
+/// A mismatch that is reached wins over a deadlock. In a world that was cut off, operations that
+/// some rank had not issued are a deadlock only if the host of a rank waits because of them, and
+/// calls that differ are a mismatch before the other members have come. Takes time and memory in
 /// proportion to the actions.
 #[must_use]
 pub fn judge(schedules: &Schedules) -> Verdict {
-    let mut run = Run::new(schedules);
+    let mut run = JudgeRun::new(schedules);
     run.run_to_the_end();
     if let Some(mismatch) = run.mismatch() {
         return Verdict::Mismatch(mismatch);
@@ -30,7 +32,7 @@ pub fn judge(schedules: &Schedules) -> Verdict {
 
 /// An action that issues an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct IssuedAt {
     pub(super) rank: Rank,
     pub(super) index: usize,
     pub(super) operation: u32,
@@ -39,12 +41,13 @@ pub(super) struct Place {
 }
 
 /// The state of all ranks.
-pub(super) struct Run<'a> {
+pub(super) struct JudgeRun<'a> {
     pub(super) schedules: &'a Schedules,
     /// Whether no list ends earlier than its rank.
     pub(super) is_whole: bool,
-    /// The places of each operation: those of operation `i` are at `begins[i]..begins[i + 1]`, by rank.
-    places: Vec<Place>,
+    /// The places of each operation: those of operation `i` are at `begins[i]..begins[i + 1]`, by
+    /// rank.
+    places: Vec<IssuedAt>,
     begins: Vec<usize>,
     /// The number of members on which each operation is under way.
     ready: Vec<usize>,
@@ -56,19 +59,19 @@ pub(super) struct Run<'a> {
     /// The next action of each host.
     next: Vec<usize>,
     /// The operations of each stream that are issued and not complete, oldest first.
-    streams: Vec<VecDeque<Place>>,
-    /// By rank, the number of heads that are under way; and the other heads, by index.
+    streams: Vec<VecDeque<IssuedAt>>,
+    /// Number of each rank's heads that are under way, and the other heads by index.
     under_way: Vec<u32>,
-    behind: Vec<BTreeMap<usize, Place>>,
+    behind: Vec<BTreeMap<usize, IssuedAt>>,
 }
 
-impl<'a> Run<'a> {
+impl<'a> JudgeRun<'a> {
     fn new(schedules: &'a Schedules) -> Self {
         let (operations, ranks) = (schedules.operations.len(), schedules.hosts.len());
         let (begins, places) = places(schedules);
         Self {
             schedules,
-            is_whole: schedules.hosts.iter().all(|host| host.end == End::Finished),
+            is_whole: schedules.hosts.iter().all(|host| host.end == ListEnd::Finished),
             places,
             begins,
             ready: vec![0; operations],
@@ -91,17 +94,19 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The host goes on until it waits for an operation that is not complete, or to its end.
+    /// Runs the host until it waits for an operation that is not complete, or to its end.
     fn go_on(&mut self, rank: Rank) {
         let schedules = self.schedules;
         let actions = &schedules.hosts[rank.index()].actions;
         while let Some(action) = actions.get(self.next[rank.index()]) {
             let index = self.next[rank.index()];
             match *action {
-                Action::Wait { operation, .. } if !self.complete[operation as usize] => return,
-                Action::Wait { .. } => {}
-                Action::Issue { operation, call, stream } => {
-                    let place = Place { rank, index, operation, call, stream };
+                ListedAction::Wait { operation, .. } if !self.complete[operation as usize] => {
+                    return;
+                }
+                ListedAction::Wait { .. } => {}
+                ListedAction::Issue { operation, call, stream } => {
+                    let place = IssuedAt { rank, index, operation, call, stream };
                     let stream = &mut self.streams[stream as usize];
                     stream.push_back(place);
                     if stream.len() == 1 {
@@ -114,15 +119,15 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The operation has become the head of its stream.
-    fn lead(&mut self, place: Place) {
+    /// Makes the operation the head of its stream.
+    fn lead(&mut self, place: IssuedAt) {
         if self.schedules.kernels.is_none() {
             return self.begin(place.operation);
         }
         self.behind[place.rank.index()].insert(place.index, place);
     }
 
-    /// The first heads of a rank are under way, as many as may be.
+    /// Starts the first heads of a rank, as many as may be under way.
     fn fill(&mut self, rank: Rank) {
         let Some(kernels) = self.schedules.kernels else { return };
         while self.under_way[rank.index()] < kernels.get() {
@@ -132,7 +137,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The operation is under way on one more member.
+    /// Counts one more member on which the operation is under way.
     fn begin(&mut self, operation: u32) {
         let index = operation as usize;
         self.ready[index] += 1;
@@ -142,11 +147,12 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The operation is complete: on each member another one becomes the head of the stream, and the host may go on.
+    /// Completes the operation. On each member another one becomes the head of the stream, and the
+    /// host may go on.
     fn finish(&mut self, operation: u32) {
         self.complete[operation as usize] = true;
         for at in self.begins[operation as usize]..self.begins[operation as usize + 1] {
-            let Place { rank, stream, .. } = self.places[at];
+            let IssuedAt { rank, stream, .. } = self.places[at];
             let stream = &mut self.streams[stream as usize];
             stream.pop_front();
             let next = stream.front().copied();
@@ -172,7 +178,8 @@ impl<'a> Run<'a> {
         Some(Mismatch { operation: self.schedules.named("operation", operation), calls })
     }
 
-    /// The first operation of which ranks have issued different calls, though others did not come to it before their records end.
+    /// Returns the first operation of which ranks have issued different calls, though others did
+    /// not come to it before their records end.
     fn early_mismatch(&self) -> Option<u32> {
         if self.is_whole {
             return None;
@@ -185,7 +192,7 @@ impl<'a> Run<'a> {
         (0..).zip(&self.schedules.operations).map(|(operation, _)| operation).find(differs)
     }
 
-    /// The ranks that never come to their end, in ascending order.
+    /// Returns the ranks that never come to their end, in ascending order.
     fn stuck(&self) -> Vec<Rank> {
         let hosts = self.schedules.hosts.iter().zip(&self.next);
         let mut stuck: Vec<bool> = hosts.map(|(host, next)| *next < host.actions.len()).collect();
@@ -198,9 +205,9 @@ impl<'a> Run<'a> {
 }
 
 /// The questions of an explanation.
-impl Run<'_> {
-    /// The actions that issue an operation, sooner or later, by rank.
-    pub(super) fn places(&self, operation: u32) -> &[Place] {
+impl JudgeRun<'_> {
+    /// Returns the actions that issue an operation, sooner or later, by rank.
+    pub(super) fn places(&self, operation: u32) -> &[IssuedAt] {
         &self.places[self.begins[operation as usize]..self.begins[operation as usize + 1]]
     }
 
@@ -209,30 +216,32 @@ impl Run<'_> {
         &self.schedules.communicators[communicator as usize].ranks
     }
 
-    pub(super) fn is_issued(&self, place: &Place) -> bool {
+    pub(super) fn is_issued(&self, place: &IssuedAt) -> bool {
         place.index < self.next[place.rank.index()]
     }
 
-    /// The operation for which the host waits forever.
+    /// Returns the operation for which the host waits forever.
     pub(super) fn waits(&self, rank: Rank) -> Option<u32> {
         match self.schedules.hosts[rank.index()].actions.get(self.next[rank.index()])? {
-            Action::Wait { operation, .. } | Action::Issue { operation, .. } => Some(*operation),
+            ListedAction::Wait { operation, .. } | ListedAction::Issue { operation, .. } => {
+                Some(*operation)
+            }
         }
     }
 
-    /// The head of the stream of an operation that is issued and not complete.
-    pub(super) fn head_before(&self, place: &Place) -> Place {
+    /// Returns the head of the stream of an operation that is issued and not complete.
+    pub(super) fn head_before(&self, place: &IssuedAt) -> IssuedAt {
         self.streams[place.stream as usize][0]
     }
 
-    /// The heads of all streams.
-    pub(super) fn heads(&self) -> impl Iterator<Item = &Place> {
+    /// Returns the heads of all streams.
+    pub(super) fn heads(&self) -> impl Iterator<Item = &IssuedAt> {
         self.streams.iter().filter_map(VecDeque::front)
     }
 
-    /// Of each rank, the head that was issued first: it is under way.
-    pub(super) fn first_heads(&self) -> Vec<Option<Place>> {
-        let mut first: Vec<Option<Place>> = vec![None; self.next.len()];
+    /// Returns the head that each rank issued first, which is under way.
+    pub(super) fn first_heads(&self) -> Vec<Option<IssuedAt>> {
+        let mut first: Vec<Option<IssuedAt>> = vec![None; self.next.len()];
         for head in self.heads() {
             let of_rank = &mut first[head.rank.index()];
             *of_rank = Some(of_rank.filter(|it| it.index < head.index).unwrap_or(*head));
@@ -240,29 +249,161 @@ impl Run<'_> {
         first
     }
 
-    /// Whether a head is not under way, since there are as many as may be.
-    pub(super) fn is_behind(&self, place: &Place) -> bool {
+    /// Returns whether a head is not under way, since there are as many as may be.
+    pub(super) fn is_behind(&self, place: &IssuedAt) -> bool {
         self.behind[place.rank.index()].contains_key(&place.index)
     }
 }
 
-/// The actions that issue operations, in the order of these, with the begin of each operation's.
-fn places(schedules: &Schedules) -> (Vec<usize>, Vec<Place>) {
+/// Returns the actions that issue operations, in the order of these, with the begin of each
+/// operation's.
+fn places(schedules: &Schedules) -> (Vec<usize>, Vec<IssuedAt>) {
     let mut begins = vec![0];
     for operation in &schedules.operations {
         begins.push(begins.last().copied().unwrap_or(0) + operation.issuers as usize);
     }
-    let nowhere = Place { rank: Rank::new(0), index: 0, operation: 0, call: 0, stream: 0 };
+    let nowhere = IssuedAt { rank: Rank::new(0), index: 0, operation: 0, call: 0, stream: 0 };
     let mut places = vec![nowhere; begins.last().copied().unwrap_or(0)];
     let mut free = begins.clone();
     for (rank, host) in schedules.hosts.iter().enumerate() {
         for (index, action) in host.actions.iter().enumerate() {
-            if let Action::Issue { operation, call, stream } = *action {
+            if let ListedAction::Issue { operation, call, stream } = *action {
                 let rank = Rank::new(rank);
-                places[free[operation as usize]] = Place { rank, index, operation, call, stream };
+                places[free[operation as usize]] =
+                    IssuedAt { rank, index, operation, call, stream };
                 free[operation as usize] += 1;
             }
         }
     }
     (begins, places)
+}
+
+/// The most different calls of a mismatch that are shown.
+const SHOWN_CALLS: usize = 4;
+
+/// Whether all operations of some schedules complete. Displayed as one line: `ok`, or `mismatch:
+/// ...`, or `deadlock: ...`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Every operation that is issued completes. In a world that was cut off, no rank waits in
+    /// vain.
+    Ok,
+    /// Members issue different calls for one operation.
+    Mismatch(Mismatch),
+    /// Some operations never complete.
+    Deadlock(Deadlock),
+}
+
+/// An operation for which members issue different calls. All that it needs besides completes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mismatch {
+    /// The operation, such as `operation #4 of shard0`: the fifth on that communicator.
+    pub operation: String,
+    /// The calls, in the order of their first ranks, each with its ranks in ascending order.
+    pub calls: Vec<(Call, Vec<Rank>)>,
+}
+
+/// Kind, dtype and number of elements of an operation.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Call {
+    /// The kind of operation.
+    pub op: String,
+    /// The dtype of its elements; empty if it has none.
+    pub dtype: String,
+    /// The number of elements.
+    pub count: u64,
+}
+
+/// Ranks that never come to their end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Deadlock {
+    /// The ranks whose host waits forever, or whose operations never complete; in ascending order.
+    pub ranks: Vec<Rank>,
+    /// The operations of the shortest explanation, such as `all_gather #3 of shard0`. Each waits
+    /// for the next one, and the last for the first, or for a rank that never issues it.
+    pub operations: Vec<String>,
+    /// The shortest explanation, in words.
+    pub explanation: String,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ok => f.write_str("ok"),
+            Self::Mismatch(Mismatch { operation, calls }) => {
+                write!(f, "mismatch: {operation}: ")?;
+                for (index, (call, ranks)) in calls.iter().take(SHOWN_CALLS).enumerate() {
+                    let verb = if ranks.len() == 1 { "issues" } else { "issue" };
+                    let comma = if index == 0 { "" } else { ", " };
+                    write!(f, "{comma}{} {verb} {call}", listed(ranks))?;
+                }
+                match calls.len().checked_sub(SHOWN_CALLS + 1) {
+                    Some(more) => write!(f, ", and {} other calls", more + 1),
+                    None => Ok(()),
+                }
+            }
+            Self::Deadlock(Deadlock { ranks, explanation, .. }) => match &**ranks {
+                [rank] => write!(f, "deadlock: rank {rank} is stuck: {explanation}"),
+                ranks => write!(f, "deadlock: ranks {} are stuck: {explanation}", ranges(ranks)),
+            },
+        }
+    }
+}
+
+/// Displayed as `all_gather f32 1000`.
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { op, dtype, count } = self;
+        match &**dtype {
+            "" if *count == 0 => f.write_str(op),
+            "" => write!(f, "{op} {count}"),
+            dtype => write!(f, "{op} {dtype} {count}"),
+        }
+    }
+}
+
+/// The most ranges that are shown.
+const SHOWN_RANGES: usize = 16;
+
+/// `rank 4`, `ranks 0-3, 5`: in their order, consecutive ones as a range. After sixteen ranges the
+/// others are counted.
+pub(super) fn listed(ranks: &[Rank]) -> String {
+    let word = if ranks.len() == 1 { "rank" } else { "ranks" };
+    format!("{word} {}", ranges(ranks))
+}
+
+/// Lists ranks like [`listed`], without the word.
+pub(super) fn ranges(ranks: &[Rank]) -> String {
+    let runs = ranks.chunk_by(|one, next| one.get().checked_add(1) == Some(next.get()));
+    let (mut texts, mut left) = (Vec::new(), ranks.len());
+    for run in runs.take(SHOWN_RANGES) {
+        left -= run.len();
+        texts.push(match run {
+            [first, .., last] => format!("{first}-{last}"),
+            single => single.iter().map(Rank::to_string).collect(),
+        });
+    }
+    let more = if left == 0 { String::new() } else { format!(" and {left} more") };
+    texts.join(", ") + &more
+}
+
+#[cfg(test)]
+mod tests {
+    use hsdp_sharding::Rank;
+
+    use super::listed;
+
+    fn of(ranks: impl IntoIterator<Item = usize>) -> String {
+        listed(&ranks.into_iter().map(Rank::new).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn consecutive_ranks_are_a_range_and_many_ranges_are_counted() {
+        assert_eq!(of([4]), "rank 4");
+        assert_eq!(of([0, 1, 2, 3, 5]), "ranks 0-3, 5");
+        assert_eq!(of(0..10_000), "ranks 0-9999");
+        assert_eq!(of([3, 1, 2]), "ranks 3, 1-2");
+        let some = "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30";
+        assert_eq!(of((0..100).map(|rank| 2 * rank)), format!("{some} and 84 more"));
+    }
 }

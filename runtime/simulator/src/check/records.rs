@@ -1,33 +1,37 @@
-//! Flight records as schedules: what would have become of a world that was cut off. CHECK.md, "Flight records".
+//! Flight records as schedules: what would have become of a world that was cut off. CHECK.md,
+//! "Flight records".
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use hsdp_flight::{FlightEntry, FlightGroup, FlightRecord, FlightState, GroupId, Op, Tag};
 use hsdp_sharding::Rank;
 
-use super::ranks::ranges;
-use super::schedules::{CommunicatorId, End, Issue, Schedules};
+use super::judge::ranges;
+use super::schedules::{CommunicatorId, Issue, ListEnd, Schedules};
 use crate::Error;
 
 impl Schedules {
-    /// The schedules of a world that was cut off, from the flight records of its ranks: the operations of its last epoch that are not
-    /// complete, and the waits for them, in the order in which each rank came to them. Each channel of a group is a communicator; each
-    /// operation has a stream of its own, since it meets others by its number.
+    /// Returns the schedules of a world that was cut off, from the flight records of its ranks: the
+    /// operations of its last epoch that are not complete, and the waits for them, in the order in
+    /// which each rank came to them. Each channel of a group is a communicator; each operation has
+    /// a stream of its own, since it meets others by its number.
     ///
-    /// A list ends where its record ends, though the rank might have gone on. A rank without a record has an empty list.
+    /// A list ends where its record ends, though the rank might have gone on. A rank without a
+    /// record has an empty list.
     ///
     /// # Errors
-    /// [`Error::Records`] if there is no record, if two are of one rank or of worlds of different sizes, if one was taken before the world of
-    /// the newest one began, if they do not agree about the members of a group, if one has two entries of an operation, or if a rank has
-    /// overwritten entries that matter. [`Error::Schedules`] as for any schedules.
+    /// [`Error::Records`] if there is no record, if two are of one rank or of worlds of different
+    /// sizes, if one was taken before the world of the newest one began, if they do not agree about
+    /// the members of a group, if one has two entries of an operation, or if a rank has overwritten
+    /// entries that matter. [`Error::Schedules`] as for any schedules.
     pub fn from_records(records: &[FlightRecord]) -> Result<Self, Error> {
-        let world = World::of(records)?;
+        let world = RecordedWorld::of(records)?;
         world.check_overwritten()?;
         let mut schedules = Self::new(records[0].size, None)?;
-        schedules.hosts.iter_mut().for_each(|host| host.end = End::Unknown);
-        let mut made = Made::default();
+        schedules.hosts.iter_mut().for_each(|host| host.end = ListEnd::Unknown);
+        let mut made = MadeSchedules::default();
         for record in records {
-            schedules.hosts[record.rank.index()].end = End::CutOff;
+            schedules.hosts[record.rank.index()].end = ListEnd::CutOff;
             world.add(record, &mut schedules, &mut made)?;
         }
         Ok(schedules)
@@ -35,35 +39,35 @@ impl Schedules {
 }
 
 /// The group and the number of an operation of the last epoch.
-type Key = (GroupId, u64);
+type OperationKey = (GroupId, u64);
 
 /// Nanoseconds since 1970, which can be compared across processes.
-type UnixTime = u128;
+type RecordTime = u128;
 
 /// The records of some ranks, of which each has one.
-struct World<'a> {
+struct RecordedWorld<'a> {
     records: BTreeMap<Rank, &'a FlightRecord>,
     epoch: u64,
     groups: BTreeMap<GroupId, &'a FlightGroup>,
     /// The operations that some rank knows to be complete: they are so on all ranks.
-    complete: HashSet<Key>,
+    complete: HashSet<OperationKey>,
 }
 
 /// The communicators and operations of the schedules so far.
 #[derive(Default)]
-struct Made {
+struct MadeSchedules {
     communicators: HashMap<GroupId, CommunicatorId>,
-    operations: HashMap<Key, u32>,
+    operations: HashMap<OperationKey, u32>,
 }
 
 /// An event of a rank.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
+enum HostEvent {
     Issue,
     Wait,
 }
 
-impl<'a> World<'a> {
+impl<'a> RecordedWorld<'a> {
     fn of(records: &'a [FlightRecord]) -> Result<Self, Error> {
         let size = records.first().ok_or_else(|| refused("there is no record"))?.size;
         let newest = records.iter().max_by_key(|record| record.unix_ns(record.taken_ns));
@@ -94,9 +98,10 @@ impl<'a> World<'a> {
         Ok(Self { records: by_rank, epoch, groups, complete })
     }
 
-    /// The entries of a record that are not complete, of the last epoch.
+    /// Returns the entries of a record that are not complete, of the last epoch.
     ///
-    /// A call that was refused before it got a number meets no other, and a transfer of a rank to itself meets no other rank.
+    /// A call that was refused before it got a number meets no other, and a transfer of a rank to
+    /// itself meets no other rank.
     fn pending(&self, record: &'a FlightRecord) -> impl Iterator<Item = &'a FlightEntry> {
         record.entries.iter().filter(|entry| {
             let group = self.groups.get(&entry.group);
@@ -111,30 +116,30 @@ impl<'a> World<'a> {
         &self,
         record: &FlightRecord,
         schedules: &mut Schedules,
-        made: &mut Made,
+        made: &mut MadeSchedules,
     ) -> Result<(), Error> {
         let mut events = Vec::new();
         for entry in self.pending(record) {
-            events.push((entry.issued_ns, Event::Issue, entry));
+            events.push((entry.issued_ns, HostEvent::Issue, entry));
             let waited = entry.waited_ns.filter(|_| entry.is_waited_for());
-            events.extend(waited.map(|time| (time, Event::Wait, entry)));
+            events.extend(waited.map(|time| (time, HostEvent::Wait, entry)));
         }
         events.sort_by_key(|(time, event, entry)| (*time, *event, entry.number));
         let (rank, mut issued) = (record.rank, HashMap::new());
         for (_, event, entry) in events {
             match (event, issued.get(&key(entry))) {
-                (Event::Issue, None) => {
-                    let index = self.issue(rank, entry, (schedules, made))?;
+                (HostEvent::Issue, None) => {
+                    let index = self.issue(rank, entry, schedules, made)?;
                     issued.insert(key(entry), index);
                 }
-                (Event::Issue, Some(_)) => {
+                (HostEvent::Issue, Some(_)) => {
                     let (group, number) = key(entry);
                     return Err(refused(format!(
                         "the record of rank {rank} has two entries of #{number} of group {group}"
                     )));
                 }
-                (Event::Wait, Some(index)) => schedules.wait(rank, *index)?,
-                (Event::Wait, None) => {}
+                (HostEvent::Wait, Some(index)) => schedules.wait(rank, *index)?,
+                (HostEvent::Wait, None) => {}
             }
         }
         Ok(())
@@ -144,7 +149,8 @@ impl<'a> World<'a> {
         &self,
         rank: Rank,
         entry: &FlightEntry,
-        (schedules, made): (&mut Schedules, &mut Made),
+        schedules: &mut Schedules,
+        made: &mut MadeSchedules,
     ) -> Result<usize, Error> {
         let communicator = match made.communicators.get(&entry.group) {
             Some(known) => *known,
@@ -171,9 +177,10 @@ impl<'a> World<'a> {
         self.groups.get(&id).copied().ok_or_else(unknown)
     }
 
-    /// Refuses records if a rank that has no entry of a pending operation may have overwritten it: as in FLIGHT.md, "Explanations".
+    /// Refuses records if a rank that has no entry of a pending operation may have overwritten it:
+    /// as in FLIGHT.md, "Explanations".
     fn check_overwritten(&self) -> Result<(), Error> {
-        let mut first: BTreeMap<GroupId, (u64, UnixTime)> = BTreeMap::new();
+        let mut first: BTreeMap<GroupId, (u64, RecordTime)> = BTreeMap::new();
         let mut lowest: HashMap<(Rank, GroupId), u64> = HashMap::new();
         for (rank, record) in &self.records {
             for entry in self.pending(record) {
@@ -208,7 +215,8 @@ impl<'a> World<'a> {
     }
 }
 
-/// Refuses the record of an earlier world, as an earlier attempt of the job leaves it in its folder.
+/// Refuses the record of an earlier world, as an earlier attempt of the job leaves it in its
+/// folder.
 fn check_world(record: &FlightRecord, newest: &FlightRecord) -> Result<(), Error> {
     let Some(before) = record.time_until_world_of(newest) else { return Ok(()) };
     let (rank, newest) = (record.rank, newest.rank);
@@ -217,11 +225,11 @@ fn check_world(record: &FlightRecord, newest: &FlightRecord) -> Result<(), Error
     )))
 }
 
-fn key(entry: &FlightEntry) -> Key {
+fn key(entry: &FlightEntry) -> OperationKey {
     (entry.group, entry.sequence)
 }
 
-/// The name of a group: `channel gather of ranks 0-3`.
+/// Returns the name of a group: `channel gather of ranks 0-3`.
 fn name(group: &FlightGroup, entry: &FlightEntry) -> String {
     let FlightGroup { channel, ranks, .. } = group;
     match (entry.op, &**ranks) {
@@ -239,7 +247,8 @@ fn name(group: &FlightGroup, entry: &FlightEntry) -> String {
     }
 }
 
-/// All that members compare, but dtype and count: `all_gather (unit 3, gather, step 7, microbatch 0)`. The two halves of a transfer are one operation.
+/// Returns the parts that members compare, but dtype and count: `all_gather (unit 3, gather, step
+/// 7, microbatch 0)`. The two halves of a transfer are one operation.
 fn call(entry: &FlightEntry) -> String {
     let FlightEntry { op, reduction, root, scaling, uneven, tag, .. } = entry;
     let op = if matches!(op, Op::Send | Op::Recv) { "transfer" } else { op.name() };

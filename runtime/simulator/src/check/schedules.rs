@@ -5,20 +5,22 @@ use std::num::NonZeroU32;
 
 use hsdp_sharding::Rank;
 
-use super::verdict::Call;
+use super::judge::Call;
 use crate::Error;
 
-/// The most ranks and communicators, members of all communicators together, actions of all ranks together, and bytes of a name.
+/// The most ranks and communicators, members of all communicators together, actions of all ranks
+/// together, and bytes of a name.
 pub(super) const MAX_RANKS: usize = 1 << 20;
 pub(super) const MAX_COMMUNICATORS: usize = 1 << 20;
-pub(super) const MAX_MEMBERS: usize = 1 << 22;
+const MAX_MEMBERS: usize = 1 << 22;
 pub(super) const MAX_ACTIONS: usize = 1 << 22;
 const MAX_NAME: usize = 1024;
 
-/// Lists of the actions of all hosts, each in its order: a host issues operations, and waits until they are complete.
+/// Lists of the actions of all hosts, each in its order: a host issues operations, and waits until
+/// they are complete.
 ///
-/// The `n`-th operation of a rank on a communicator meets the `n`-th of every other member. [`judge`](crate::judge) decides
-/// whether all of them complete.
+/// The `n`-th operation of a rank on a communicator meets the `n`-th of every other member.
+/// [`judge`](crate::judge) decides whether all of them complete.
 ///
 /// ```
 /// use hsdp_sharding::Rank;
@@ -26,11 +28,13 @@ const MAX_NAME: usize = 1024;
 ///
 /// let mut schedules = Schedules::new(2, None)?;
 /// let world = schedules.communicator("world", &[Rank::new(0), Rank::new(1)])?;
-/// let all_gather = Issue { communicator: world, op: "all_gather", dtype: "f32", count: 1000, stream: 0 };
+/// let all_gather =
+///     Issue { communicator: world, op: "all_gather", dtype: "f32", count: 1000, stream: 0 };
 /// let gathered = schedules.issue(Rank::new(0), all_gather)?;
 /// schedules.wait(Rank::new(0), gathered)?;
 /// let verdict = judge(&schedules);
-/// let expected = "deadlock: rank 0 is stuck: rank 0 waits for all_gather #0 of world, which rank 1 never issues";
+/// let expected = "deadlock: rank 0 is stuck: rank 0 waits for all_gather #0 of world, which rank 1 \
+///                 never issues";
 /// assert_eq!(verdict.to_string(), expected);
 ///
 /// schedules.issue(Rank::new(1), all_gather)?;
@@ -40,13 +44,13 @@ const MAX_NAME: usize = 1024;
 #[derive(Debug)]
 pub struct Schedules {
     pub(super) kernels: Option<NonZeroU32>,
-    pub(super) communicators: Vec<Communicator>,
-    pub(super) operations: Vec<Operation>,
+    pub(super) communicators: Vec<ScheduledCommunicator>,
+    pub(super) operations: Vec<ScheduledOperation>,
     pub(super) calls: Vec<Call>,
     /// The rank of each stream, and its number there.
     pub(super) streams: Vec<(Rank, u64)>,
-    pub(super) hosts: Vec<Host>,
-    known: Known,
+    pub(super) hosts: Vec<ListedHost>,
+    known: KnownNames,
     members: usize,
     actions: usize,
 }
@@ -71,7 +75,7 @@ pub struct Issue<'a> {
 }
 
 #[derive(Debug)]
-pub(super) struct Communicator {
+pub(super) struct ScheduledCommunicator {
     pub(super) name: String,
     pub(super) ranks: Vec<Rank>,
     /// Its operations, by their place in the order of each member.
@@ -80,7 +84,7 @@ pub(super) struct Communicator {
 
 /// An operation as all members know it.
 #[derive(Debug)]
-pub(super) struct Operation {
+pub(super) struct ScheduledOperation {
     pub(super) communicator: u32,
     /// The number that it is called by: its place among those of the communicator.
     pub(super) number: u64,
@@ -94,16 +98,17 @@ pub(super) struct Operation {
 
 /// A rank.
 #[derive(Debug, Default)]
-pub(super) struct Host {
-    pub(super) actions: Vec<Action>,
-    pub(super) end: End,
-    /// Its communicators, in ascending order, each with the number of operations that it has issued there.
+pub(super) struct ListedHost {
+    pub(super) actions: Vec<ListedAction>,
+    pub(super) end: ListEnd,
+    /// Its communicators, in ascending order, each with the number of operations that it has issued
+    /// there.
     memberships: Vec<(CommunicatorId, usize)>,
 }
 
 /// An action of a host.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Action {
+pub(super) enum ListedAction {
     Issue {
         operation: u32,
         call: u32,
@@ -118,7 +123,7 @@ pub(super) enum Action {
 
 /// The meaning of the end of a rank's actions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum End {
+pub(super) enum ListEnd {
     /// The rank does nothing more.
     #[default]
     Finished,
@@ -130,7 +135,7 @@ pub(super) enum End {
 
 /// The places of names and the like in the lists.
 #[derive(Debug, Default)]
-struct Known {
+struct KnownNames {
     communicators: HashMap<String, CommunicatorId>,
     names: HashMap<String, u32>,
     calls: HashMap<(u32, u32, u64), u32>,
@@ -138,8 +143,8 @@ struct Known {
 }
 
 impl Schedules {
-    /// Schedules of so many ranks, none of which does anything. Of the heads of its streams a rank has at most `kernels` under way, in the order
-    /// in which they were issued; `None` is no limit.
+    /// Returns schedules of `ranks` ranks without any action. A rank has at most `kernels` heads of
+    /// its streams under way, in the order in which they were issued; `None` is no limit.
     ///
     /// # Errors
     /// [`Error::Schedules`] for more than 1,048,576 ranks.
@@ -151,8 +156,8 @@ impl Schedules {
             operations: Vec::new(),
             calls: Vec::new(),
             streams: Vec::new(),
-            hosts: (0..ranks).map(|_| Host::default()).collect(),
-            known: Known::default(),
+            hosts: (0..ranks).map(|_| ListedHost::default()).collect(),
+            known: KnownNames::default(),
             members: 0,
             actions: 0,
         })
@@ -161,8 +166,9 @@ impl Schedules {
     /// Adds a communicator of these ranks.
     ///
     /// # Errors
-    /// [`Error::Schedules`] for a name that is taken, of more than 1024 bytes or with a control character; a rank that is listed twice or does not
-    /// exist; more than 1,048,576 communicators, or 4,194,304 members of all of them together.
+    /// [`Error::Schedules`] for a name that is taken, of more than 1024 bytes or with a control
+    /// character; a rank that is listed twice or does not exist; more than 1,048,576 communicators,
+    /// or 4,194,304 members of all of them together.
     pub fn communicator(&mut self, name: &str, ranks: &[Rank]) -> Result<CommunicatorId, Error> {
         at_most("communicators", self.communicators.len() + 1, MAX_COMMUNICATORS)?;
         at_most("members of communicators", self.members + ranks.len(), MAX_MEMBERS)?;
@@ -186,15 +192,16 @@ impl Schedules {
         self.members += ranks.len();
         self.known.communicators.insert(name.to_owned(), id);
         let (name, ranks) = (name.to_owned(), ranks.to_vec());
-        self.communicators.push(Communicator { name, ranks, operations: Vec::new() });
+        self.communicators.push(ScheduledCommunicator { name, ranks, operations: Vec::new() });
         Ok(id)
     }
 
     /// Has the host of `rank` issue an operation, and returns the index of that action in its list.
     ///
     /// # Errors
-    /// [`Error::Schedules`] for a rank that is no member of the communicator, or does not exist; a name of more than 1024 bytes or with a
-    /// control character; more than 4,194,304 actions of all ranks together.
+    /// [`Error::Schedules`] for a rank that is no member of the communicator, or does not exist; a
+    /// name of more than 1024 bytes or with a control character; more than 4,194,304 actions of all
+    /// ranks together.
     pub fn issue(&mut self, rank: Rank, issue: Issue<'_>) -> Result<usize, Error> {
         let call = self.check(rank, issue)?;
         let id = issue.communicator;
@@ -210,32 +217,34 @@ impl Schedules {
         Ok(self.add(rank, operation, call, issue.stream))
     }
 
-    /// Has the host of `rank` wait until the operation that its action `index` has issued is complete.
+    /// Has the host of `rank` wait until the operation that its action `index` has issued is
+    /// complete.
     ///
     /// # Errors
-    /// [`Error::Schedules`] for an action that comes later, or is a wait; a rank that does not exist; too many actions.
+    /// [`Error::Schedules`] for an action that comes later, or is a wait; a rank that does not
+    /// exist; too many actions.
     pub fn wait(&mut self, rank: Rank, index: usize) -> Result<(), Error> {
         let actions = &self.host(rank)?.actions;
         let kind = match actions.get(index) {
-            Some(&Action::Issue { operation, .. }) => {
+            Some(&ListedAction::Issue { operation, .. }) => {
                 self.check_actions()?;
-                self.push(rank, Action::Wait { index, operation });
+                self.push(rank, ListedAction::Wait { index, operation });
                 return Ok(());
             }
-            Some(Action::Wait { .. }) => "is a wait",
+            Some(ListedAction::Wait { .. }) => "is a wait",
             None if actions.len() == index => "is the wait itself",
             None => "comes later",
         };
         Err(refused(self.place(rank), format!("it waits for action {index}, which {kind}")))
     }
 
-    /// An operation in words, after its kind: `all_gather #3 of shard0`.
+    /// Returns an operation in words, after its kind: `all_gather #3 of shard0`.
     pub(super) fn named(&self, op: &str, operation: u32) -> String {
-        let Operation { communicator, number, .. } = self.operations[operation as usize];
+        let ScheduledOperation { communicator, number, .. } = self.operations[operation as usize];
         format!("{op} #{number} of {}", self.communicators[communicator as usize].name)
     }
 
-    /// The communicator of this name.
+    /// Returns the communicator of this name.
     pub(super) fn find(&self, name: &str) -> Option<CommunicatorId> {
         self.known.communicators.get(name).copied()
     }
@@ -244,7 +253,7 @@ impl Schedules {
     pub(super) fn operation(&mut self, communicator: CommunicatorId, named: u64) -> u32 {
         let (communicator, operation) = (communicator.0, number(self.operations.len()));
         #[rustfmt::skip]
-        self.operations.push(Operation { communicator, number: named, call: 0, differs: false, issuers: 0 });
+        self.operations.push(ScheduledOperation { communicator, number: named, call: 0, differs: false, issuers: 0 });
         operation
     }
 
@@ -269,22 +278,22 @@ impl Schedules {
         known.call = if known.issuers == 0 { call } else { known.call };
         known.differs |= known.call != call;
         known.issuers += 1;
-        self.push(rank, Action::Issue { operation, call, stream: place })
+        self.push(rank, ListedAction::Issue { operation, call, stream: place })
     }
 
-    /// The place of the next action of a rank, as JSON has it.
+    /// Returns the place of the next action of a rank, as JSON has it.
     pub(super) fn place(&self, rank: Rank) -> String {
         let index = self.hosts.get(rank.index()).map_or(0, |host| host.actions.len());
         place(rank, index)
     }
 
-    fn host(&self, rank: Rank) -> Result<&Host, Error> {
+    fn host(&self, rank: Rank) -> Result<&ListedHost, Error> {
         let size = self.hosts.len();
         let wrong = || refused("schedules", format!("rank {rank} of {size} ranks"));
         self.hosts.get(rank.index()).ok_or_else(wrong)
     }
 
-    /// The place of a communicator among those of a member.
+    /// Returns the place of a communicator among those of a member.
     fn membership(&self, rank: Rank, id: CommunicatorId) -> Result<usize, Error> {
         let memberships = &self.host(rank)?.memberships;
         memberships.binary_search_by_key(&id, |(id, _)| *id).map_err(|_| {
@@ -294,7 +303,7 @@ impl Schedules {
         })
     }
 
-    /// The number of a call that this rank may issue.
+    /// Returns the number of a call that this rank may issue.
     fn check(&mut self, rank: Rank, issue: Issue<'_>) -> Result<u32, Error> {
         let Issue { communicator, op, dtype, count, .. } = issue;
         self.membership(rank, communicator)?;
@@ -323,7 +332,7 @@ impl Schedules {
         at_most("actions", self.actions + 1, MAX_ACTIONS)
     }
 
-    fn push(&mut self, rank: Rank, action: Action) -> usize {
+    fn push(&mut self, rank: Rank, action: ListedAction) -> usize {
         self.actions += 1;
         let actions = &mut self.hosts[rank.index()].actions;
         actions.push(action);
@@ -340,7 +349,7 @@ fn number(index: usize) -> u32 {
     u32::try_from(index).expect("the lists are bounded")
 }
 
-pub(super) fn at_most(what: &str, count: usize, most: usize) -> Result<(), Error> {
+fn at_most(what: &str, count: usize, most: usize) -> Result<(), Error> {
     match count > most {
         true => Err(refused("schedules", format!("more than {most} {what}"))),
         false => Ok(()),

@@ -1,7 +1,6 @@
 //! Collectives of ranks on cards.
 
-use super::protocol::{Costs, PROTOCOLS, Protocol};
-use super::shape::Part;
+use super::shape::ShapePart;
 use super::{Collective, Cost, Shape};
 use crate::machine::{Device, Machine, NetworkLink};
 
@@ -44,8 +43,9 @@ impl Network {
         }
     }
 
-    /// Bytes a second that a group has on a machine: those of its members' adapters, and no more than its part of all.
-    fn of_group(&self, part: &Part) -> f64 {
+    /// Bytes a second that a group has on a machine: those of its members' adapters, and no more
+    /// than its part of all.
+    fn of_group(&self, part: &ShapePart) -> f64 {
         let own = (part.members as f64 / self.cards).ceil().min(self.adapters);
         self.bandwidth * (own / self.adapters).min(1.0 / part.groups as f64)
     }
@@ -68,7 +68,8 @@ impl<'a> Route<'a> {
         }
     }
 
-    /// The cost of a collective from its start on the card. NCCL takes the algorithm and the protocol that are fastest by its model.
+    /// Returns the cost of a collective from its start on the card. NCCL takes the algorithm and
+    /// the protocol that are fastest by its model.
     pub(super) fn cost(&self, collective: Collective, bytes: u64) -> Cost {
         let bytes = bytes as f64;
         if collective == Collective::AllToAll {
@@ -83,11 +84,13 @@ impl<'a> Route<'a> {
             .unwrap_or_default()
     }
 
-    /// A ring through all members, from machine to machine. A round has `n - 1` steps, and each member sends `1/n` of the bytes in each step.
-    /// An all_reduce has two rounds: a reduce_scatter and an all_gather.
+    /// Returns the cost of a ring through all members, from machine to machine. A round has `n - 1`
+    /// steps, and each member sends `1/n` of the bytes in each step. An all_reduce has two rounds:
+    /// a reduce_scatter and an all_gather.
     ///
-    /// NCCL: `nsteps` and `nInterSteps` for the latency; for the bandwidth, that of the slowest link by `nRanks / nsteps`. The factor 1.4 by
-    /// which NCCL raises the latency of large all_reduces between machines is left out. The pass of [`own_part`](Self::own_part) is not in
+    /// NCCL: `nsteps` and `nInterSteps` for the latency; for the bandwidth, that of the slowest
+    /// link by `nRanks / nsteps`. The factor 1.4 by which NCCL raises the latency of large
+    /// all_reduces between machines is left out. The pass of [`own_part`](Self::own_part) is not in
     /// NCCL's model.
     fn ring(&self, protocol: &Protocol, collective: Collective, bytes: f64) -> Cost {
         let costs = &protocol.ring;
@@ -102,11 +105,13 @@ impl<'a> Route<'a> {
         Cost { idle, carrying: self.carrying([moved; 2], costs) }
     }
 
-    /// Seconds in which a member handles the `1/n` of the bytes that it needs not send: it adds its elements to the sum that it received, or
-    /// copies its shard into the output. The link carries nothing then.
+    /// Seconds in which a member handles the `1/n` of the bytes that it needs not send: it adds its
+    /// elements to the sum that it received, or copies its shard into the output. The link carries
+    /// nothing then.
     ///
-    /// In tests/a100_node_all_reduce.csv, the time of a byte depends on the number of members as that of such a pass: a fit finds 3.04 bytes
-    /// of memory for a byte of an all_reduce, beside the two readings and the writing that there are.
+    /// In tests/a100_node_all_reduce.csv, the time of a byte depends on the number of members as
+    /// that of such a pass: a fit finds 3.04 bytes of memory for a byte of an all_reduce, beside
+    /// the two readings and the writing that there are.
     fn own_part(&self, collective: Collective, bytes: f64) -> f64 {
         let passes = match collective {
             Collective::AllReduce | Collective::ReduceScatter => 3.0,
@@ -115,12 +120,14 @@ impl<'a> Route<'a> {
         passes * bytes / self.members / self.memory
     }
 
-    /// Two binary trees of machines, each with half of the bytes, in which the inner nodes of one are leaves of the other. The members of a
-    /// machine are a chain. Sums go up, results go down, so a card sends the bytes twice. So does a machine with two others below it; if there
-    /// are only two, each is the root of one tree.
+    /// Returns the cost of two binary trees of machines, each with half of the bytes, in which the
+    /// inner nodes of one are leaves of the other. The members of a machine are a chain. Sums go
+    /// up, results go down, so a card sends the bytes twice. So does a machine with two others
+    /// below it; if there are only two, each is the root of one tree.
     ///
-    /// NCCL: `2 * ((nRanks / nNodes - 1) * intraLat + log2i(nNodes) * interLat)`, and the ratio 0.5 of bandwidths, of which that of the network
-    /// does not count for two nodes. Its corrections for some sizes (`treeCorrectionFactor`) are left out.
+    /// NCCL: `2 * ((nRanks / nNodes - 1) * intraLat + log2i(nNodes) * interLat)`, and the ratio 0.5
+    /// of bandwidths, of which that of the network does not count for two nodes. Its corrections
+    /// for some sizes (`treeCorrectionFactor`) are left out.
     fn tree(&self, protocol: &Protocol, bytes: f64) -> Cost {
         let costs = &protocol.tree;
         let chain = (self.most - 1) as f64;
@@ -133,11 +140,12 @@ impl<'a> Route<'a> {
         }
     }
 
-    /// Each member sends `1/n` of the bytes to each other one, to all at the same time, with the protocol Simple. So the links in a machine and
-    /// the network carry bytes at the same time, and a machine's members together send all that leaves it.
+    /// Returns the cost of an all-to-all: each member sends `1/n` of the bytes to each other one,
+    /// to all at the same time, with the protocol Simple. So the links in a machine and the network
+    /// carry bytes at the same time, and a machine's members together send all that leaves it.
     ///
-    /// NCCL's user guide, "Point-to-point communication": an all-to-all is a group of sends and receives. The factor of its bus bandwidth in
-    /// nccl-tests is `(n - 1) / n`.
+    /// NCCL's user guide, "Point-to-point communication": an all-to-all is a group of sends and
+    /// receives. The factor of its bus bandwidth in nccl-tests is `(n - 1) / n`.
     fn all_to_all(&self, bytes: f64) -> Cost {
         let [.., simple] = &PROTOCOLS;
         let part = bytes / self.members;
@@ -157,12 +165,13 @@ impl<'a> Route<'a> {
     }
 
     /// Seconds of a step by network.
-    fn network_step(&self, costs: &Costs) -> f64 {
+    fn network_step(&self, costs: &ProtocolCosts) -> f64 {
         self.network.as_ref().map_or(0.0, |network| network.step * costs.network_step)
     }
 
-    /// Seconds for which a member's links carry the bytes that it sends in its machine, and by network.
-    fn carrying(&self, [inside, between]: [f64; 2], costs: &Costs) -> [f64; 2] {
+    /// Seconds for which a member's links carry the bytes that it sends in its machine, and by
+    /// network.
+    fn carrying(&self, [inside, between]: [f64; 2], costs: &ProtocolCosts) -> [f64; 2] {
         let inside = if self.most > 1 { inside / self.bandwidth } else { 0.0 };
         let Some(network) = &self.network else { return [inside / costs.in_machine, 0.0] };
         let of_group = self.shape.parts().iter().map(|part| network.of_group(part));
@@ -170,3 +179,66 @@ impl<'a> Route<'a> {
         [inside / costs.between, between / costs.between]
     }
 }
+
+// The source of every constant below is `src/graph/tuning.cc` of NCCL 2.30:
+// `ncclTunerConstantsDefaults` has the times, and `ncclTopoTuneModel` the parts of the bandwidth.
+// NCCL's times are absolute. Here, the times of a step are relative to one of a ring with the
+// protocol Simple, which machine files have.
+
+/// A protocol: the way in which a card learns that data have come.
+///
+/// LL sends a flag with each four bytes, LL128 one with each 120 bytes. Simple sends only data, and
+/// a signal after many.
+struct Protocol {
+    ring: ProtocolCosts,
+    tree: ProtocolCosts,
+}
+
+/// The costs of an algorithm with a protocol.
+struct ProtocolCosts {
+    /// Time of a call before its first step, in seconds.
+    base: f64,
+    /// Time of a step in a machine, by the latency of the link.
+    step: f64,
+    /// Time of a step between machines, by the latency of the network.
+    network_step: f64,
+    /// The part of the bandwidth that data have, in one machine.
+    in_machine: f64,
+    /// The part of the bandwidth that data have between machines.
+    pub(super) between: f64,
+}
+
+/// Time of a step of a ring with the protocol Simple by NVLink, in us.
+const NVLINK_STEP: f64 = 3.4;
+/// Time of such a step by network, in us.
+const NETWORK_STEP: f64 = 14.0;
+
+/// ProtocolCosts from `[base, step by NVLink, step by network]` in us, and the parts of the
+/// bandwidth in a machine and between machines.
+const fn costs(times: [f64; 3], parts: [f64; 2]) -> ProtocolCosts {
+    let [base, step, network_step] = times;
+    let [in_machine, between] = parts;
+    ProtocolCosts {
+        base: base * 1e-6,
+        step: step / NVLINK_STEP,
+        network_step: network_step / NETWORK_STEP,
+        in_machine,
+        between,
+    }
+}
+
+/// LL, LL128, Simple.
+const PROTOCOLS: [Protocol; 3] = [
+    Protocol {
+        ring: costs([6.6, 0.6, 2.7], [0.5, 0.5]),
+        tree: costs([6.8, 0.6, 5.0], [0.92 / 3.8, 0.92 / 3.8]),
+    },
+    Protocol {
+        ring: costs([14.0, 1.9, 4.0], [0.92, 0.92]),
+        tree: costs([14.0, 1.25, 8.5], [0.92 * 7.0 / 9.0, 0.92 * 120.0 / 128.0]),
+    },
+    Protocol {
+        ring: costs([8.4, 3.4, 14.0], [1.0, 1.0]),
+        tree: costs([8.4, 4.0, 14.0], [0.92, 0.92]),
+    },
+];

@@ -7,19 +7,21 @@ use crate::{Error, Machine};
 #[cfg(test)]
 mod tests;
 
-/// How many members a group has on each machine. Collectives of groups of one shape take the same time.
+/// How many members a group has on each machine. Collectives of groups of one shape take the same
+/// time.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Shape {
     /// Equal machines are one part; ascending.
-    parts: Vec<Part>,
+    parts: Vec<ShapePart>,
 }
 
 /// Machines with as many members of a group, and as many groups that share them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Part {
+pub(super) struct ShapePart {
     /// Members of the group on each of the machines.
     pub(super) members: usize,
-    /// Groups of the axis, with this one, that use the machine's network at the same time; on a host, its memory.
+    /// Groups of the axis, with this one, that use the machine's network at the same time; on a
+    /// host, its memory.
     pub(super) groups: usize,
     /// Machines that are such.
     machines: usize,
@@ -32,7 +34,7 @@ impl Shape {
         let equal = sorted.chunk_by(|one, next| one == next);
         let part = |chunk: &[(usize, usize)]| {
             let (members, groups) = chunk[0];
-            Part { members, groups, machines: chunk.len() }
+            ShapePart { members, groups, machines: chunk.len() }
         };
         Self { parts: equal.map(part).collect() }
     }
@@ -49,24 +51,25 @@ impl Shape {
         self.parts.iter().map(|part| part.machines).sum()
     }
 
-    /// The largest number of members on one machine.
+    /// Returns the largest number of members on one machine.
     #[must_use]
     pub fn most_members(&self) -> usize {
         self.parts.iter().map(|part| part.members).max().unwrap_or(0)
     }
 
-    pub(super) fn parts(&self) -> &[Part] {
+    pub(super) fn parts(&self) -> &[ShapePart] {
         &self.parts
     }
 }
 
-/// The shapes of all groups of a mesh on a machine or a cluster: ranks fill one machine after the other, in their order.
+/// The shapes of all groups of a mesh on a machine or a cluster: ranks fill one machine after the
+/// other, in their order.
 #[derive(Clone, Debug)]
 pub struct Shapes {
     mesh: Mesh,
     /// Ranks of a machine; None if all ranks are on one.
     cards: Option<usize>,
-    /// By axis and machine, the groups that use its network.
+    /// Number of groups that use a machine's network, by axis and machine.
     networked: [Vec<usize>; 2],
 }
 
@@ -87,7 +90,7 @@ impl Shapes {
         Ok(Self { mesh, cards: Some(cards), networked })
     }
 
-    /// The shape of the group of `rank` along `axis`.
+    /// Returns the shape of the group of `rank` along `axis`.
     ///
     /// # Panics
     /// If the mesh does not contain `rank`.
@@ -105,7 +108,7 @@ impl Shapes {
         }
     }
 
-    /// The shape of the group of all ranks.
+    /// Returns the shape of the group of all ranks.
     #[must_use]
     pub fn world(&self) -> Shape {
         let cards = self.cards.unwrap_or(self.mesh.world_size());
@@ -127,7 +130,7 @@ fn by_machine(ranks: impl Iterator<Item = Rank>, cards: usize) -> Vec<(usize, us
     machines
 }
 
-/// By machine, the groups along `axis` with a member there and one elsewhere.
+/// Counts the groups along `axis` with a member on a machine and one elsewhere, by machine.
 fn networked(mesh: Mesh, cards: usize, axis: Axis) -> Vec<usize> {
     let mut groups = vec![0; mesh.world_size().div_ceil(cards)];
     let is_first = |rank: &Rank| mesh.coordinate(*rank).on(axis) == 0;

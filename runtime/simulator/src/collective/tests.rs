@@ -1,5 +1,5 @@
-//! Times in closed form, on a cluster with round numbers: NVLink 100 GB/s, a network of 80 GB/s by eight adapters, memory 1000 GB/s, and NCCL's
-//! latencies.
+//! Times in closed form, on a cluster with round numbers: NVLink 100 GB/s, a network of 80 GB/s by
+//! eight adapters, memory 1000 GB/s, and NCCL's latencies.
 
 use hsdp_sharding::{Axis, Mesh, Rank};
 use proptest::prelude::*;
@@ -212,8 +212,9 @@ fn an_exchange_goes_up_a_tree_and_down() {
     }
 }
 
-/// Bus bandwidths of large buffers that were published, as nccl-tests defines them, in GB/s; the largest error of a prediction. The efficiencies of the
-/// links in the machine files are from all of them but the first, so those only hold formulas and files together.
+/// Bus bandwidths of large buffers that were published, as nccl-tests defines them, in GB/s; the
+/// largest error of a prediction. The efficiencies of the links in the machine files are from all
+/// of them but the first, so those only hold formulas and files together.
 #[test]
 fn published_bus_bandwidths() {
     let rows = [

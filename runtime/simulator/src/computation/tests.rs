@@ -12,7 +12,8 @@ fn batch() -> Batch {
     Batch { sequences: 4, context: 64, dtype: DType::F16, recompute: Recompute::Nothing }
 }
 
-/// A card with round numbers: an aligned product at 100 Tflop/s, others at 25, 1 TB/s, 3 us a kernel, 5 us a launch.
+/// A card with round numbers: an aligned product at 100 Tflop/s, others at 25, 1 TB/s, 3 us a
+/// kernel, 5 us a launch.
 fn machine() -> Machine {
     let numbers = [
         ("compute.f16", 200e12),
@@ -206,7 +207,8 @@ fn a_tied_head_is_a_product_after_the_last_unit() {
     assert!((backward(&with) - backward(&without) - 2.0 * product - gradient).abs() < 1e-11);
 }
 
-/// Without losses of time, a step of a large model takes six operations by parameter and token, and those of attention.
+/// Without losses of time, a step of a large model takes six operations by parameter and token, and
+/// those of attention.
 #[test]
 fn operations_are_six_by_parameter_and_token() {
     let ideal = [
@@ -257,7 +259,8 @@ fn fused_scores_do_not_pass_memory() {
     assert_eq!(kept(Scores::Stored, 128) - kept(Scores::Fused, 128), stored(128));
 }
 
-/// Korthikanti et al. (2022): 34 bytes by token and width, and 5 by score; with selective recomputation, only the former.
+/// Korthikanti et al. (2022): 34 bytes by token and width, and 5 by score; with selective
+/// recomputation, only the former.
 #[test]
 fn a_block_keeps_what_the_published_formula_says() {
     let computation = gpt().computation().expect("a GPT");
@@ -358,7 +361,7 @@ fn impossible_models_are_refused() {
 }
 
 proptest! {
-    /// Nothing overflows, and more work never takes less time.
+    /// No number overflows, and more work never takes less time.
     #[test]
     fn more_tokens_take_more_time(
         dims in [1usize..1 << 20, 1..1 << 20],

@@ -1,4 +1,5 @@
-//! The program of a rank in a step, and what the machine of the step answers, written down as blocks.
+//! The program of a rank in a step, and what the machine of the step answers, written down as
+//! blocks.
 
 use std::sync::Arc;
 
@@ -56,10 +57,8 @@ impl Script {
 
     /// Runs the step, and returns its blocks.
     pub(super) fn run(mut self) -> Vec<Block> {
-        let (given, count) = match self.step.microbatches {
-            Microbatches::Given(count) => (true, count.max(1)),
-            Microbatches::Asked(count) => (false, count.max(1)),
-        };
+        let given = matches!(self.step.microbatches, Microbatches::Given(_));
+        let count = self.step.microbatches.count().max(1);
         let repeated = if given { count - 1 } else { count };
         // The machine makes one microbatch for all that are not known to be the last.
         let microbatches = given.then_some(if repeated > 0 { 2 } else { 1 });

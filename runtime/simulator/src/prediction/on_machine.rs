@@ -7,7 +7,6 @@ use std::sync::Arc;
 use hsdp_flight::{Channel, Op};
 use hsdp_sharding::{Axis, DType, Mesh, Offload, Param, Plan, Rank, Role, State, UnitId};
 
-use super::Workload;
 use crate::collective::exchange_time;
 use crate::computation::update_bytes;
 use crate::host::{Members, Operation, Work};
@@ -20,7 +19,7 @@ use crate::{
 /// The groups of a mesh on a machine, and the colors of its ranks. All workloads on this mesh share
 /// them.
 #[derive(Debug)]
-pub(crate) struct Groups {
+pub(crate) struct MeshGroups {
     /// Shapes that differ.
     shapes: Vec<Shape>,
     /// The number of a group's shape, by axis, and by index on the other one.
@@ -31,7 +30,7 @@ pub(crate) struct Groups {
     pub(crate) colors: Colors,
 }
 
-impl Groups {
+impl MeshGroups {
     /// Places the ranks of a mesh.
     ///
     /// # Errors
@@ -59,7 +58,7 @@ impl Groups {
     }
 }
 
-/// The number of a group's shape, by its members and the first of them.
+/// Returns the number of a group's shape, by its members and the first of them.
 fn shape(
     of_axis: &[Vec<usize>; 2],
     world: usize,
@@ -78,8 +77,8 @@ fn shape(
 /// A workload on a machine.
 pub(crate) struct OnMachine<'a> {
     machine: &'a Machine,
-    groups: Arc<Groups>,
-    /// By unit.
+    groups: Arc<MeshGroups>,
+    /// Costs by unit.
     forward: Vec<WorkCost>,
     backward: Vec<WorkCost>,
     accumulate: Vec<WorkCost>,
@@ -93,39 +92,16 @@ pub(crate) struct OnMachine<'a> {
 }
 
 impl<'a> OnMachine<'a> {
-    /// The costs of a workload.
-    ///
-    /// # Errors
-    /// The errors of [`Workload::predict`].
-    pub(super) fn new(workload: &Workload, machine: &'a Machine) -> Result<Self, Error> {
-        check_update(&workload.plan)?;
-        let groups = Groups::new(workload.plan.mesh(), machine)?;
-        Self::among(workload, machine, Arc::new(groups))
-    }
-
-    /// The costs of a workload on a mesh that is placed.
-    ///
-    /// # Errors
-    /// [`Error::Computation`] as [`Workload::predict`].
-    pub(crate) fn among(
-        workload: &Workload,
-        machine: &'a Machine,
-        groups: Arc<Groups>,
-    ) -> Result<Self, Error> {
-        let sizes = Sizes::of(&workload.plan, workload.offload)?;
-        Self::of(&workload.computation, &workload.batch, &sizes, machine, groups)
-    }
-
     /// Returns the costs of a step of a plan with these sizes.
     ///
     /// # Errors
     /// [`Error::Computation`] as [`Workload::predict`].
-    pub(super) fn of(
+    pub(crate) fn of(
         computation: &Computation,
         batch: &Batch,
-        sizes: &Sizes,
+        sizes: &PlanSizes,
         machine: &'a Machine,
-        groups: Arc<Groups>,
+        groups: Arc<MeshGroups>,
     ) -> Result<Self, Error> {
         let processor = Processor::new(machine, batch.dtype, sizes.mesh.world_size())?;
         let units = || sizes.units.iter();
@@ -158,7 +134,7 @@ impl<'a> OnMachine<'a> {
 
     fn moved_among(&self, collective: Collective, bytes: u64, shape: &Shape) -> OperationCost {
         let cost = collective_cost(self.machine, shape, collective, bytes);
-        let issue = time(self.machine.calls.issue.value());
+        let issue = Time::saturating(self.machine.calls.issue.value());
         match self.machine.device() {
             Some(_) => OperationCost { host: issue, link: cost.time, busy: cost.busy },
             // The ranks' threads make the passes over memory.
@@ -173,7 +149,7 @@ impl<'a> OnMachine<'a> {
 
 impl Costs for OnMachine<'_> {
     fn shape(&self, members: Members, first: Rank) -> usize {
-        let Groups { of_axis, world, shard_size, .. } = &*self.groups;
+        let MeshGroups { of_axis, world, shard_size, .. } = &*self.groups;
         shape(of_axis, *world, *shard_size, members, first)
     }
 
@@ -183,7 +159,7 @@ impl Costs for OnMachine<'_> {
         let all = || bytes.saturating_mul(placed.members() as u64);
         match (operation.channel, operation.op) {
             (Channel::Control, _) => OperationCost {
-                host: time(self.machine.calls.issue.value()),
+                host: Time::saturating(self.machine.calls.issue.value()),
                 link: exchange_time(self.machine, placed),
                 busy: [Time::ZERO; 2],
             },
@@ -206,7 +182,8 @@ impl Costs for OnMachine<'_> {
     }
 }
 
-/// Refuses updates of whole matrices: their products and exchanges take most of their time, and are not modelled.
+/// Refuses updates of whole matrices: their products and exchanges take most of their time, and are
+/// not modelled.
 pub(crate) fn check_update(plan: &Plan) -> Result<(), Error> {
     let is_whole = |param: &&Param| matches!(param.state, State::Muon | State::Owned(_));
     match trained(plan).map(|(_, param)| param).find(is_whole) {
@@ -220,7 +197,7 @@ pub(crate) fn check_update(plan: &Plan) -> Result<(), Error> {
     }
 }
 
-/// The parameters that are trained, each with the compute dtype of its unit.
+/// Returns the parameters that are trained, each with the compute dtype of its unit.
 fn trained(plan: &Plan) -> impl Iterator<Item = (DType, &Param)> {
     let of_unit = |unit: &UnitId| {
         let dtype = plan.compute_dtype(*unit);
@@ -232,7 +209,7 @@ fn trained(plan: &Plan) -> impl Iterator<Item = (DType, &Param)> {
 
 /// Sizes of a plan on which the costs of its actions depend.
 #[derive(Clone, Debug)]
-pub(super) struct Sizes {
+pub(crate) struct PlanSizes {
     pub(super) mesh: Mesh,
     units: Vec<UnitSizes>,
     update: UpdateSizes,
@@ -246,12 +223,12 @@ struct UnitSizes {
     gradient: u64,
 }
 
-impl Sizes {
+impl PlanSizes {
     /// Returns the sizes of a plan with a part of the model in the host's memory.
     ///
     /// # Errors
     /// The errors of [`check_update`].
-    pub(super) fn of(plan: &Plan, offload: Offload) -> Result<Self, Error> {
+    pub(crate) fn of(plan: &Plan, offload: Offload) -> Result<Self, Error> {
         check_update(plan)?;
         let of_unit = |unit: UnitId| {
             let trained = plan.layout(unit).trainable();
@@ -306,7 +283,7 @@ impl UpdateSizes {
         let copies = moved / (host.bandwidth.value() * host.efficiency.value());
         let sharing = machine.cards().min(mesh.world_size()) as f64;
         let passes = self.passed * sharing / host.memory.value();
-        WorkCost { device: time(copies + passes), ..processor.pass(0) }
+        WorkCost { device: Time::saturating(copies + passes), ..processor.pass(0) }
     }
 }
 
@@ -324,8 +301,4 @@ fn rounded(bytes: f64) -> u64 {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it saturates")]
     let bytes = bytes as u64;
     bytes
-}
-
-fn time(seconds: f64) -> Time {
-    Time::from_seconds(seconds).unwrap_or(Time::MAX)
 }

@@ -1,14 +1,16 @@
 //! Steps that are predicted many times, as by a fit.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 
-use hsdp_sharding::Mesh;
+use hsdp_sharding::{Mesh, Offload, Plan, PlanOptions, State};
 
-use super::on_machine::Sizes;
-use super::{Groups, OnMachine, Workload, checked, placement};
-use crate::simulation::{Orders, simulate_among};
-use crate::{Batch, Computation, Error, Machine, Time};
+use super::{MeshGroups, OnMachine, PlanSizes, Workload, check_update, placement};
+use crate::calibrate::{AllReduceRow, StepRow};
+use crate::host::Microbatches;
+use crate::simulation::{Orders, Timing, simulate_among};
+use crate::{Batch, Collective, Computation, Error, Gpt, Machine, Shapes, Time, collective_cost};
 
 /// Maximum number of ranks of all meshes together. They are placed in a second.
 const MOST_RANKS: u64 = 10_000_000;
@@ -20,7 +22,7 @@ const MOST_UNITS_OF_FIT: u64 = 500_000;
 #[derive(Debug)]
 pub struct Placing<'a> {
     machine: &'a Machine,
-    groups: HashMap<Mesh, Arc<Groups>>,
+    groups: HashMap<Mesh, Arc<MeshGroups>>,
     /// Ranks of all meshes together.
     ranks: u64,
     steps: u64,
@@ -39,21 +41,16 @@ impl<'a> Placing<'a> {
     ///
     /// # Errors
     /// [`Error::TooLarge`] if the meshes of the steps up to this one have more than 10,000,000
-    /// ranks, each mesh counted once. Those of [`Workload::predict`], except [`Error::TooLong`].
+    /// ranks, each mesh counted once. The errors of [`Workload::predict`], except
+    /// [`Error::TooLong`].
     pub fn place(&mut self, workload: &Workload) -> Result<Placed, Error> {
-        let sizes = Sizes::of(&workload.plan, workload.offload)?;
-        let groups = self.groups(sizes.mesh)?;
+        check_update(&workload.plan)?;
+        let groups = self.groups(workload.plan.mesh())?;
         let kinds = groups.colors.len() as u64;
+        let placed = Placed::among(workload, self.machine, groups)?;
         self.steps += 1;
-        self.units = self.units.saturating_add(kinds.saturating_mul(sizes.units() as u64));
-        Ok(Placed {
-            cards: self.machine.cards(),
-            computation: Arc::clone(&workload.computation),
-            batch: workload.batch,
-            sizes,
-            orders: workload.orders(self.machine),
-            groups,
-        })
+        self.units = self.units.saturating_add(kinds.saturating_mul(placed.sizes.units() as u64));
+        Ok(placed)
     }
 
     /// Refuses a fit that would take more than some three minutes on two cores.
@@ -75,7 +72,7 @@ impl<'a> Placing<'a> {
     }
 
     /// Returns the groups of a mesh, which are made once.
-    fn groups(&mut self, mesh: Mesh) -> Result<Arc<Groups>, Error> {
+    fn groups(&mut self, mesh: Mesh) -> Result<Arc<MeshGroups>, Error> {
         if let Some(groups) = self.groups.get(&mesh) {
             return Ok(Arc::clone(groups));
         }
@@ -89,25 +86,44 @@ impl<'a> Placing<'a> {
                 ),
             });
         }
-        let groups = Arc::new(Groups::new(mesh, self.machine)?);
+        let groups = Arc::new(MeshGroups::new(mesh, self.machine)?);
         self.groups.insert(mesh, Arc::clone(&groups));
         Ok(groups)
     }
 }
 
-/// A step on the ranks of a machine, without the speeds of the machine. It is smaller than its plan,
-/// and its time is found faster.
+/// A step on the ranks of a machine, without the speeds of the machine. It is smaller than its
+/// plan, and its time is found faster.
 #[derive(Debug)]
 pub struct Placed {
     cards: usize,
     computation: Arc<Computation>,
     batch: Batch,
-    sizes: Sizes,
+    sizes: PlanSizes,
     orders: Orders,
-    groups: Arc<Groups>,
+    groups: Arc<MeshGroups>,
 }
 
 impl Placed {
+    /// Places a step on groups that are placed.
+    ///
+    /// # Errors
+    /// [`Error::Computation`] for an update of whole matrices.
+    pub(crate) fn among(
+        workload: &Workload,
+        machine: &Machine,
+        groups: Arc<MeshGroups>,
+    ) -> Result<Self, Error> {
+        Ok(Self {
+            cards: machine.cards(),
+            computation: Arc::clone(&workload.computation),
+            batch: workload.batch,
+            sizes: PlanSizes::of(&workload.plan, workload.offload)?,
+            orders: workload.orders(machine),
+            groups,
+        })
+    }
+
     /// Predicts the time on a machine that differs in its speeds alone from the one on which the
     /// step was placed.
     ///
@@ -117,6 +133,11 @@ impl Placed {
     /// # Panics
     /// If the machine has another number of cards, or the model elsewhere.
     pub fn time(&self, machine: &Machine) -> Result<Time, Error> {
+        Ok(self.timing(machine)?.step)
+    }
+
+    /// Predicts the time and its parts, as [`time`](Self::time).
+    pub(crate) fn timing(&self, machine: &Machine) -> Result<Timing, Error> {
         let Self { cards, computation, batch, sizes, orders, groups } = self;
         assert_eq!(
             (machine.cards(), placement(machine)),
@@ -124,7 +145,69 @@ impl Placed {
             "cards of the machine, and the placement of the model"
         );
         let costs = OnMachine::of(computation, batch, sizes, machine, Arc::clone(groups))?;
-        Ok(checked(simulate_among(orders, &costs, groups.colors.clone())?)?.step)
+        let timing = simulate_among(orders, &costs, groups.colors.clone())?;
+        if timing.step == Time::MAX { Err(Error::TooLong) } else { Ok(timing) }
+    }
+}
+
+impl StepRow {
+    /// Returns the step that was measured, as hsdp makes it: AdamW with f32 masters, wire and
+    /// parameters in the dtype of computation. A model that is not sharded stays gathered.
+    /// All-reduces follow the last microbatch, as they do where its number is not given: the
+    /// programs that were measured do so.
+    ///
+    /// # Errors
+    /// Errors of a plan and of a computation.
+    pub fn workload(&self) -> Result<Workload, Error> {
+        let Self { ranks, shards, microbatches, batch, model } = *self;
+        let spec = model.spec().updated_by(|_| State::Elements(2));
+        let spec = if shards == 1 { spec.all_kept() } else { spec };
+        let options = PlanOptions {
+            param_dtype: batch.dtype,
+            reduce_dtype: batch.dtype,
+            ..PlanOptions::default()
+        };
+        Ok(Workload {
+            plan: Arc::new(Plan::new(spec, Mesh::new(ranks / shards, shards)?, options)?),
+            computation: Arc::new(model.computation()?),
+            batch,
+            microbatches: Microbatches::Asked(microbatches as u64),
+            offload: Offload::None,
+        })
+    }
+}
+
+/// The columns that tell rows apart.
+impl fmt::Display for StepRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { ranks, shards, microbatches, batch, model } = self;
+        let Gpt { width, layers, .. } = model;
+        write!(f, "{ranks} ranks")?;
+        if *shards > 1 {
+            write!(f, " in groups of {shards}")?;
+        }
+        let Batch { sequences, context, .. } = batch;
+        write!(
+            f,
+            ", width {width}, {layers} layers, {microbatches} microbatches of {sequences} x {context} tokens"
+        )
+    }
+}
+
+impl AllReduceRow {
+    /// Returns the predicted time on the cards of a machine.
+    ///
+    /// # Errors
+    /// [`Error::TooManyRanks`] if the machine has too few cards and no network.
+    pub fn predict(&self, machine: &Machine) -> Result<Time, Error> {
+        let group = Shapes::new(Mesh::new(1, self.members)?, machine)?.world();
+        Ok(collective_cost(machine, &group, Collective::AllReduce, self.bytes).time)
+    }
+}
+
+impl fmt::Display for AllReduceRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ranks, {} bytes", self.members, self.bytes)
     }
 }
 

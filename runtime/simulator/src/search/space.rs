@@ -1,12 +1,11 @@
 //! The space of a search: its candidates, and whether they fit.
 
+use std::fmt;
 use std::sync::Arc;
 
 use hsdp_sharding::{Accumulation, ByteCount, DType, Mesh, ModelSpec, Offload, Plan, PlanOptions};
 use itertools::{Itertools as _, iproduct};
 
-use super::candidate::{AfterForwards, PlanChoice};
-use super::unfit::Unfit;
 use crate::host::{Microbatches, Placement};
 use crate::prediction::placement;
 use crate::{
@@ -88,7 +87,7 @@ impl Space<'_> {
         Ok(sizes.map(|it| Mesh::new(it, self.ranks / it)).collect::<Result<Vec<Mesh>, _>>()?)
     }
 
-    /// The choices on which a plan depends.
+    /// Returns the choices on which a plan depends.
     pub(super) fn plan_choices(&self, meshes: &[Mesh]) -> Vec<PlanChoice> {
         let after_forwards = [AfterForwards::AsDeclared, AfterForwards::Keep];
         let meshes = meshes.iter().copied();
@@ -142,7 +141,7 @@ impl Space<'_> {
         Ok(())
     }
 
-    /// The plan of a choice, of the model with its choice after forwards.
+    /// Returns the plan of a choice, of the model with its choice after forwards.
     ///
     /// # Errors
     /// Errors of a plan.
@@ -158,7 +157,7 @@ impl Space<'_> {
         Ok(Plan::new(choice.after_forward.applied_to(self.spec), choice.mesh, options)?)
     }
 
-    /// The computation that ranks may have in a step, in each dtype.
+    /// Returns the computation that ranks may have in a step, in each dtype.
     ///
     /// # Errors
     /// [`Error::Computation`].
@@ -178,7 +177,7 @@ impl Space<'_> {
         Ok(dtypes.map(of_dtype).collect::<Result<Vec<_>, Error>>()?.concat())
     }
 
-    /// The processor of a rank.
+    /// Returns the processor of a rank.
     ///
     /// # Errors
     /// [`Error::Computation`].
@@ -215,13 +214,13 @@ impl Space<'_> {
         }
     }
 
-    /// The memory of a rank by a plan, without activations.
+    /// Returns the memory of a rank by a plan, without activations.
     pub(super) fn memory(&self, plan: &Plan, offload: Offload) -> StepMemory {
         StepMemory::of_plan(plan, offload, placement(self.machine))
     }
 
-    /// The bytes of a candidate that fits, those in the host's memory among them, or the reason for
-    /// which it does not. `memory` is without activations.
+    /// Returns the bytes of a candidate that fits, those in the host's memory among them, or the
+    /// reason for which it does not. `memory` is without activations.
     pub(super) fn fits(&self, memory: StepMemory, load: &Load) -> Result<u64, Unfit> {
         let memory = StepMemory { activations: load.activations, ..memory };
         if memory.total() > self.memory {
@@ -233,16 +232,130 @@ impl Space<'_> {
         Ok(memory.everywhere().get())
     }
 
-    /// The tokens of a step on all ranks.
+    /// Returns the tokens of a step on all ranks.
     pub(super) fn tokens(&self, load: &Load) -> u64 {
         let sequences = (load.batch.sequences as u64).saturating_mul(load.microbatches);
         sequences.saturating_mul(self.context as u64).saturating_mul(self.ranks as u64)
     }
 
-    /// The step of a candidate.
+    /// Returns the step of a candidate.
     pub(super) fn workload(&self, plan: &Arc<Plan>, load: &Load, offload: Offload) -> Workload {
         let microbatches = Microbatches::Given(load.microbatches);
         let (plan, computation) = (Arc::clone(plan), Arc::clone(self.computation));
         Workload { plan, computation, batch: load.batch, microbatches, offload }
+    }
+}
+
+/// Whether units stay gathered from their forward to their backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AfterForwards {
+    /// As the model declares.
+    AsDeclared,
+    /// All of them.
+    Keep,
+}
+
+impl AfterForwards {
+    /// Returns the model with this choice.
+    fn applied_to(self, spec: &ModelSpec) -> ModelSpec {
+        match self {
+            Self::AsDeclared => spec.clone(),
+            Self::Keep => spec.clone().all_kept(),
+        }
+    }
+}
+
+/// The choices on which a plan depends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PlanChoice {
+    /// The mesh.
+    pub mesh: Mesh,
+    /// The dtype of gathered parameters, in which the model computes, and that of gradients on the
+    /// wire.
+    pub dtypes: [DType; 2],
+    /// When gradients are reduced.
+    pub accumulation: Accumulation,
+    /// Units that are gathered ahead.
+    pub prefetch: usize,
+    /// Whether units stay gathered.
+    pub after_forward: AfterForwards,
+}
+
+impl PlanChoice {
+    /// Returns the dtype in which the model computes.
+    pub(super) const fn param_dtype(&self) -> DType {
+        self.dtypes[0]
+    }
+}
+
+/// A choice of mesh and options. Displayed as the options of `hsdp simulate` that choose it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Candidate {
+    /// Choice of the plan.
+    pub plan: PlanChoice,
+    /// The part of a forward that its backward computes again.
+    pub recompute: Recompute,
+    /// The part that is in the host's memory.
+    pub offload: Offload,
+    /// Sequences of a rank's microbatch.
+    pub batch: usize,
+    /// Microbatches of a step.
+    pub microbatches: u64,
+}
+
+impl Candidate {
+    pub(super) fn of(plan: PlanChoice, workload: &Workload) -> Self {
+        let Workload { batch, microbatches, offload, .. } = workload;
+        Self {
+            plan,
+            recompute: batch.recompute,
+            offload: *offload,
+            batch: batch.sequences,
+            microbatches: microbatches.count(),
+        }
+    }
+}
+
+impl fmt::Display for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { plan, recompute, offload, batch, microbatches } = self;
+        let PlanChoice { mesh, dtypes: [param, reduce], accumulation, prefetch, .. } = plan;
+        write!(f, "--mesh {mesh} --batch {batch} --microbatches {microbatches}")?;
+        write!(f, " --param-dtype {param} --reduce-dtype {reduce}")?;
+        write!(f, " --accumulation {accumulation} --prefetch {prefetch} --recompute={recompute}")?;
+        if plan.after_forward == AfterForwards::Keep {
+            f.write_str(" --keep")?;
+        }
+        if *offload != Offload::None {
+            write!(f, " --offload {offload}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The reason for which a candidate does not fit: the largest part of a rank's memory, or the
+/// memory of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Unfit {
+    /// A category of the plan's memory, or `activations` or `gradients`.
+    Memory(&'static str),
+    /// All ranks of a machine together offload more than its host's memory.
+    Host,
+}
+
+impl Unfit {
+    pub(super) fn of(memory: &StepMemory) -> Self {
+        let parts = memory.parts();
+        let largest = parts.into_iter().rev().max_by_key(|(_, bytes)| *bytes);
+        Self::Memory(largest.map_or("", |(name, _)| name))
+    }
+}
+
+impl fmt::Display for Unfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory(part) => write!(f, "too much memory, the largest part is {part}"),
+            Self::Host => f.write_str("too much of the host's memory"),
+        }
     }
 }

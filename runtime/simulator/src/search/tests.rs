@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hsdp_sharding::{ByteCount, ModelSpec, Offload, Param, State, Unit};
 
-use super::fitting::Fitting;
+use super::candidates::FittingCandidates;
 use super::space::{MOST_CANDIDATES, MOST_PLANNED};
 use super::{BUDGET, FOR_FASTEST, OF_PLAN, Search, Searching, Space};
 use crate::simulation::actions_done;
@@ -93,7 +93,7 @@ fn the_estimate_of_a_space_is_the_work_that_is_done() {
         let case = Case::of_layers(layers);
         for offloads in [&[Offload::None][..], &[Offload::None, Offload::All]] {
             let space = Space { offloads, ..case.space() };
-            let fitting = Fitting::of(&space).expect("a space");
+            let fitting = FittingCandidates::of(&space).expect("a space");
             let size = (case.spec.units().len() + case.spec.params().count()) as u64;
             let (plans, loads) = (fitting.choices.len(), fitting.loads.len());
             let estimate = space.estimate(plans, &space.batches().expect("batches"));
@@ -113,7 +113,7 @@ fn a_simulation_costs_the_budget_what_it_does() {
         case.machine.set("ranks", cards, "a test").expect("possible");
         let space =
             Space { ranks: 24, batch_tokens: Some(24 * 4 * CONTEXT as u64), ..case.space() };
-        let fitting = Fitting::of(&space).expect("a space");
+        let fitting = FittingCandidates::of(&space).expect("a space");
         let mut searching = Searching::new(&fitting, BUDGET);
         let before = actions_done();
         for index in searching.by_bound.clone().into_iter().step_by(97) {
@@ -138,7 +138,7 @@ fn a_search_stays_within_its_budget() {
     let space = case.space();
     let all = Search::of(&space, top(10)).expect("a search");
     assert_eq!(all.over_budget, 0);
-    let fitting = Fitting::of(&space).expect("a space");
+    let fitting = FittingCandidates::of(&space).expect("a space");
     let each = {
         let mut searching = Searching::new(&fitting, BUDGET);
         searching.speed(0, 1.0).expect("a speed");
@@ -160,7 +160,7 @@ fn a_search_stays_within_its_budget() {
 fn a_list_that_is_empty_for_want_of_budget_says_so() {
     let case = Case::of_layers(2);
     let space = case.space();
-    let fits = Fitting::of(&space).expect("a space").fits.len();
+    let fits = FittingCandidates::of(&space).expect("a space").fits.len();
     let error = Search::within(&space, top(10), 1).expect_err("no budget").to_string();
     assert_eq!(
         error,

@@ -4,32 +4,30 @@ use hsdp_flight::Channel;
 use hsdp_sharding::Mesh;
 
 use super::colors::Colors;
-use super::costs::Costs;
 use super::meetings::{ColorStreams, Machinery, Meetings, Times};
-use super::shares::{Share, Shares};
-use super::span::{Lane, Span, What};
+use super::{Costs, Lane, Share, Shares, Span, What};
 use crate::host::{Action, Block, Operation, Placement, Reference, Work};
 use crate::{Error, Time};
 
 /// The place of a color in time.
 #[derive(Clone, Debug, Default)]
-pub(super) struct RankState {
-    /// Of its thread.
+pub(super) struct ColorState {
+    /// Time of its thread.
     pub(super) host: Time,
-    /// Of its stream of computation; where the model is in host memory, of its thread, too.
+    /// Time of its stream of computation, which is its thread where the model is in host memory.
     pub(super) computation: Time,
     /// The reduce-scatters of the microbatch before, in the plan's order.
     pub(super) earlier: Vec<(Operation, Times)>,
     pub(super) shares: Shares,
 }
 
-impl RankState {
+impl ColorState {
     pub(super) fn end(&self) -> Time {
         self.host.max(self.computation)
     }
 
-    /// Computation waits for an operation. Returns the part of the wait that is due to late ranks: the time between the moments at which
-    /// this rank and all ranks were ready.
+    /// Computation waits for an operation. Returns the part of the wait that is due to late ranks:
+    /// the time between the moments at which this rank and all ranks were ready.
     fn wait(&mut self, times: Times, share: Share) -> Time {
         let from = self.computation;
         let late = times.begins.saturating_sub(from.max(times.could));
@@ -40,14 +38,14 @@ impl RankState {
         late
     }
 
-    /// The thread works.
+    /// Advances the thread by its work.
     fn work(&mut self, time: Time, share: Share) {
         self.host += time;
         self.computation = self.host;
         self.shares.add(share, time);
     }
 
-    /// The device computes what was launched from this time on. Returns when it begins.
+    /// Computes on the device, from the launch on. Returns the time at which it begins.
     fn compute(&mut self, launched: Time, device: Time, share: Share) -> Time {
         let begins = self.computation.max(launched);
         let ends = (begins + device).max(self.host);
@@ -63,25 +61,25 @@ impl RankState {
 
 /// The places of all colors in time.
 #[derive(Clone, Debug)]
-pub(super) struct Ranks {
-    pub(super) of: Vec<RankState>,
+pub(super) struct ColorRanks {
+    pub(super) of: Vec<ColorState>,
     pub(super) streams: ColorStreams,
 }
 
-impl Ranks {
+impl ColorRanks {
     pub(super) fn new(colors: &Colors) -> Self {
-        let of = vec![RankState::default(); colors.len()];
+        let of = vec![ColorState::default(); colors.len()];
         Self { of, streams: ColorStreams::new(colors.len()) }
     }
 }
 
 /// All ranks on their machines.
-pub(super) struct World<'a> {
+pub(super) struct SimulatedWorld<'a> {
     pub(super) mesh: Mesh,
     pub(super) placement: Placement,
     pub(super) costs: &'a dyn Costs,
     pub(super) colors: Colors,
-    pub(super) ranks: Ranks,
+    pub(super) ranks: ColorRanks,
     /// All that was done, if it is asked for.
     pub(super) spans: Option<Vec<Span>>,
 }
@@ -99,9 +97,9 @@ pub(crate) fn actions_done() -> u64 {
 }
 
 /// The progress of a color in a block.
-struct Progress {
+struct ColorProgress {
     actions: usize,
-    /// By index: whether the operation was issued.
+    /// Whether each operation was issued, by index.
     issued: Vec<bool>,
     /// How many of [`Block::all_reduces`] were.
     all_reduces: usize,
@@ -110,13 +108,11 @@ struct Progress {
     asked: usize,
 }
 
-impl Progress {
+impl ColorProgress {
     fn in_block(block: &Block) -> Self {
         Self { actions: 0, issued: vec![false; block.operations.len()], all_reduces: 0, asked: 0 }
     }
-}
 
-impl Progress {
     /// Counts the all-reduces of a block, in its order, whose reduce-scatters are issued.
     fn scattered(&self, block: &Block) -> usize {
         let is_issued = |(scatter, _): &&(Reference, usize)| match scatter {
@@ -130,15 +126,16 @@ impl Progress {
 /// An action cannot be done before an operation has its times.
 struct Parked;
 
-impl World<'_> {
+impl SimulatedWorld<'_> {
     /// Runs a block on all colors, microbatch `number` of the step.
     pub(super) fn run(&mut self, blocks: &[&Block], number: u64) -> Result<(), Error> {
         let Self { mesh, placement, ref colors, costs, .. } = *self;
         let world = Machinery { mesh, placement, colors, costs };
         let meetings = Meetings::new(&world, blocks);
         let (ranks, spans) = (&mut self.ranks, &mut self.spans);
-        let mut run = Run { world, meetings, ranks, spans, number };
-        let mut progress: Vec<Progress> = blocks.iter().map(|it| Progress::in_block(it)).collect();
+        let mut run = BlockRun { world, meetings, ranks, spans, number };
+        let mut progress: Vec<ColorProgress> =
+            blocks.iter().map(|it| ColorProgress::in_block(it)).collect();
         let all = blocks.iter().map(|block| block.actions.len()).sum::<usize>();
         #[cfg(test)]
         DONE.with(|done| done.set(done.get() + all as u64));
@@ -157,7 +154,8 @@ impl World<'_> {
     }
 }
 
-/// The activity of a color from one time to another: the parts of a [`Span`] that differ from action to action.
+/// The activity of a color from one time to another: the parts of a [`Span`] that differ from
+/// action to action.
 struct Doing {
     what: What,
     begins: Time,
@@ -166,17 +164,17 @@ struct Doing {
 }
 
 /// A run of a block.
-struct Run<'a> {
+struct BlockRun<'a> {
     world: Machinery<'a>,
     meetings: Meetings<'a>,
-    ranks: &'a mut Ranks,
+    ranks: &'a mut ColorRanks,
     spans: &'a mut Option<Vec<Span>>,
     number: u64,
 }
 
-impl Run<'_> {
+impl BlockRun<'_> {
     /// Does the actions of a color, up to one that is parked.
-    fn advance(&mut self, color: usize, block: &Block, progress: &mut Progress) {
+    fn advance(&mut self, color: usize, block: &Block, progress: &mut ColorProgress) {
         while let Some(action) = block.actions.get(progress.actions) {
             let done = match *action {
                 Action::Issue(index) => {
@@ -202,9 +200,10 @@ impl Run<'_> {
         }
     }
 
-    /// Where all colors are parked: the first in time that asks whether a reduce-scatter is complete goes on without it. All others wait
-    /// for operations that such a color issues later, so the reduce-scatter, which lacks a member, is not complete at this time.
-    fn pass_by(&self, blocks: &[&Block], progress: &mut [Progress]) -> Result<(), Error> {
+    /// Where all colors are parked: the first in time that asks whether a reduce-scatter is
+    /// complete goes on without it. All others wait for operations that such a color issues later,
+    /// so the reduce-scatter, which lacks a member, is not complete at this time.
+    fn pass_by(&self, blocks: &[&Block], progress: &mut [ColorProgress]) -> Result<(), Error> {
         let asks = |color: &usize| {
             blocks[*color].actions.get(progress[*color].actions) == Some(&Action::IssueReady)
         };
@@ -221,7 +220,7 @@ impl Run<'_> {
     }
 
     /// Issues an operation that does not begin before a time, unless it was issued.
-    fn issue(&mut self, color: usize, index: usize, progress: &mut Progress, after: Time) {
+    fn issue(&mut self, color: usize, index: usize, progress: &mut ColorProgress, after: Time) {
         if std::mem::replace(&mut progress.issued[index], true) {
             return;
         }
@@ -239,7 +238,7 @@ impl Run<'_> {
         let is_exchange = operation.channel == Channel::Control;
         let (ready, ends) = (if is_exchange { rank.host } else { rank.end() }, rank.host);
         self.show(color, Lane::Host, Doing { what, begins, ends, late: Time::ZERO });
-        self.meetings.issue(&mut self.ranks.streams, (color, index), ready.max(after));
+        self.meetings.issue(&mut self.ranks.streams, color, index, ready.max(after));
     }
 
     /// Issues the all-reduces that are next, as far as the thread has asked for their
@@ -252,7 +251,7 @@ impl Run<'_> {
         &mut self,
         color: usize,
         block: &Block,
-        progress: &mut Progress,
+        progress: &mut ColorProgress,
     ) -> Result<(), Parked> {
         let scattered = progress.scattered(block);
         // The reduce-scatter of a group of one is complete when it is issued.
@@ -267,7 +266,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// An operation and its times; `None` for one of a microbatch before the first.
+    /// Returns an operation and its times; `None` for one of a microbatch before the first.
     fn find(
         &self,
         color: usize,
@@ -306,7 +305,7 @@ impl Run<'_> {
         if self.is_on_host() { self.need(color, reference) } else { Ok(()) }
     }
 
-    /// The host reads what its device has computed.
+    /// Waits on the host until the device has computed.
     fn read(&mut self, color: usize) {
         let rank = &mut self.ranks.of[color];
         rank.host = rank.end();

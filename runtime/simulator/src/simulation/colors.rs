@@ -1,4 +1,5 @@
-//! Ranks that are alike: the coarsest partition in which ranks of one color have groups of one shape with members of the same colors.
+//! Ranks that are alike: the coarsest partition in which ranks of one color have groups of one
+//! shape with members of the same colors.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
@@ -16,7 +17,7 @@ pub(crate) type ShapeOf<'a> = &'a dyn Fn(Members, Rank) -> usize;
 pub(crate) struct Colors {
     firsts: Vec<Rank>,
     counts: Vec<usize>,
-    /// By color: the classes of the groups of its ranks, by [`Members`].
+    /// Classes of the groups of each color's ranks, by [`Members`].
     groups: Vec<[usize; 3]>,
     classes: Vec<GroupClass>,
 }
@@ -30,13 +31,13 @@ pub(super) struct GroupClass {
 }
 
 /// Numbers for keys, in the order in which they come.
-struct Numbers<K> {
+struct KeyNumbers<K> {
     of: HashMap<K, usize>,
     /// Last key and its number. Ranks that follow each other are often alike.
     last: Option<(K, usize)>,
 }
 
-impl<K: Clone + Eq + Hash> Numbers<K> {
+impl<K: Clone + Eq + Hash> KeyNumbers<K> {
     fn new() -> Self {
         Self { of: HashMap::new(), last: None }
     }
@@ -59,16 +60,16 @@ impl<K: Clone + Eq + Hash> Numbers<K> {
 }
 
 impl Colors {
-    /// The colors of the ranks of a mesh.
+    /// Returns the colors of the ranks of a mesh.
     pub(crate) fn of(mesh: Mesh, absent: &BTreeSet<Rank>, shape: ShapeOf<'_>) -> Self {
-        let mut kinds = Numbers::new();
+        let mut kinds = KeyNumbers::new();
         let mut color: Vec<usize> =
             mesh.ranks().map(|rank| kinds.of(absent.contains(&rank))).collect();
         let mut count = kinds.len();
         loop {
             let [shard, replicate] =
                 [Axis::Shard, Axis::Replicate].map(|axis| groups(mesh, axis, &color, shape));
-            let mut refined = Numbers::new();
+            let mut refined = KeyNumbers::new();
             color = mesh
                 .ranks()
                 .map(|rank| {
@@ -97,7 +98,7 @@ impl Colors {
             }
             counts[color] += 1;
         }
-        let mut numbers = Numbers::new();
+        let mut numbers = KeyNumbers::new();
         let mut classes = Vec::new();
         let mut number = |members, ranks: Vec<Rank>| {
             let mut colors: Vec<usize> = ranks.iter().map(|rank| color[rank.index()]).collect();
@@ -119,22 +120,22 @@ impl Colors {
         Self { firsts, counts, groups, classes }
     }
 
-    /// The number of colors.
+    /// Returns the number of colors.
     pub(crate) fn len(&self) -> usize {
         self.firsts.len()
     }
 
-    /// The first rank of a color.
+    /// Returns the first rank of a color.
     pub(super) fn first(&self, color: usize) -> Rank {
         self.firsts[color]
     }
 
-    /// The number of its ranks.
+    /// Returns the number of its ranks.
     pub(super) fn count(&self, color: usize) -> usize {
         self.counts[color]
     }
 
-    /// The class of the groups in which ranks of a color meet others.
+    /// Returns the class of the groups in which ranks of a color meet others.
     pub(super) fn group(&self, color: usize, members: Members) -> usize {
         self.groups[color][members as usize]
     }
@@ -148,14 +149,15 @@ impl Colors {
     }
 }
 
-/// A number for each group along an axis, by the index on the other one: equal for equal shapes and colors of members.
+/// Returns a number for each group along an axis, by the index on the other one: equal for equal
+/// shapes and colors of members.
 fn groups(mesh: Mesh, axis: Axis, color: &[usize], shape: ShapeOf<'_>) -> Vec<usize> {
     let (count, members) = match axis {
         Axis::Shard => (mesh.replicate_size(), Members::Shard),
         Axis::Replicate => (mesh.shard_size(), Members::Replicate),
     };
     let step = if axis == Axis::Shard { mesh.shard_size() } else { 1 };
-    let mut numbers = Numbers::new();
+    let mut numbers = KeyNumbers::new();
     let number = |index: usize| {
         let rank = Rank::new(index * step);
         let mut colors: Vec<usize> =

@@ -6,13 +6,13 @@ use hsdp_flight::Channel;
 use hsdp_sharding::Mesh;
 
 use super::colors::Colors;
-use super::costs::{Costs, OperationCost};
+use super::{Costs, OperationCost};
 use crate::Time;
 use crate::host::{Block, Operation, Placement};
 
 /// An operation of a block, in a group.
 #[derive(Clone, Copy, Debug, Default)]
-struct Meeting {
+struct OperationMeeting {
     /// The members for which it is the first of its stream.
     heads: usize,
     /// When the last of them was ready.
@@ -24,7 +24,7 @@ struct Meeting {
 
 /// An operation that a color has issued.
 #[derive(Clone, Copy, Debug)]
-struct Issued {
+struct IssuedOperation {
     index: usize,
     ready: Time,
 }
@@ -47,14 +47,14 @@ impl Times {
 
 /// A stream of collectives of a color.
 #[derive(Clone, Debug, Default)]
-struct Stream {
+struct ColorStream {
     /// When the last operation ends that has a time.
     free: Time,
     /// Operations that have none.
-    queue: VecDeque<Issued>,
+    queue: VecDeque<IssuedOperation>,
 }
 
-/// The stream of a channel. On a device all channels but that of exchanges have one.
+/// Returns the stream of a channel. On a device all channels but that of exchanges have one.
 pub(crate) const fn stream(channel: Channel, placement: Placement) -> usize {
     match (channel, placement) {
         (Channel::Control, _) => 0,
@@ -67,12 +67,12 @@ pub(crate) const fn stream(channel: Channel, placement: Placement) -> usize {
 /// The streams of all colors.
 #[derive(Clone, Debug)]
 pub(super) struct ColorStreams {
-    of: Vec<[Stream; ColorStreams::COUNT]>,
+    of: Vec<[ColorStream; ColorStreams::COUNT]>,
 }
 
 impl ColorStreams {
     /// Streams of a color, as many as there are channels.
-    pub(super) const COUNT: usize = 4;
+    const COUNT: usize = 4;
 
     pub(super) fn new(colors: usize) -> Self {
         Self { of: vec![Default::default(); colors] }
@@ -83,7 +83,7 @@ impl ColorStreams {
         std::array::from_fn(|stream| self.of[color][stream].free)
     }
 
-    /// Whether every operation that was issued has its times.
+    /// Returns whether every operation that was issued has its times.
     pub(super) fn are_done(&self) -> bool {
         self.of.iter().flatten().all(|stream| stream.queue.is_empty())
     }
@@ -94,6 +94,12 @@ impl ColorStreams {
             stream.free += by;
         }
     }
+}
+
+/// A stream with another first operation, which comes to its meeting next.
+struct StreamHead {
+    color: usize,
+    stream: usize,
 }
 
 /// The input of the simulation of a block.
@@ -108,18 +114,18 @@ pub(super) struct Machinery<'a> {
 /// The operations of a block in all groups.
 pub(super) struct Meetings<'a> {
     world: Machinery<'a>,
-    /// By color.
+    /// Blocks by color.
     blocks: &'a [&'a Block],
-    /// By group and place.
-    of: Vec<Vec<Meeting>>,
-    /// By color and index: when the color could have begun.
+    /// Operations by group and place.
+    of: Vec<Vec<OperationMeeting>>,
+    /// Times at which a color could have begun an operation, by color and index.
     could: Vec<Vec<Time>>,
 }
 
 impl<'a> Meetings<'a> {
     pub(super) fn new(world: &Machinery<'a>, blocks: &'a [&'a Block]) -> Self {
         let most = blocks.iter().map(|block| block.operations.len()).max().unwrap_or(0);
-        let of = vec![vec![Meeting::default(); most]; world.colors.classes()];
+        let of = vec![vec![OperationMeeting::default(); most]; world.colors.classes()];
         let could = vec![vec![Time::ZERO; most]; world.colors.len()];
         Self { world: *world, blocks, of, could }
     }
@@ -128,18 +134,18 @@ impl<'a> Meetings<'a> {
         &self.blocks[color].operations[index]
     }
 
-    /// The group of an operation, and the operation's place there.
+    /// Returns the group of an operation, and the operation's place there.
     fn meeting(&self, color: usize, index: usize) -> (usize, usize) {
         let group = self.world.colors.group(color, self.operation(color, index).members);
         (group, self.blocks[color].places[index])
     }
 
-    /// The stream of an operation.
+    /// Returns the stream of an operation.
     pub(super) fn stream(&self, color: usize, index: usize) -> usize {
         stream(self.operation(color, index).channel, self.world.placement)
     }
 
-    /// The cost of an operation for a color.
+    /// Returns the cost of an operation for a color.
     pub(super) fn cost(&mut self, color: usize, index: usize) -> OperationCost {
         let ((group, place), operation) =
             (self.meeting(color, index), self.operation(color, index));
@@ -148,34 +154,38 @@ impl<'a> Meetings<'a> {
         *self.of[group][place].cost.get_or_insert_with(cost)
     }
 
-    /// The times of an operation, once all of its members have issued it.
+    /// Returns the times of an operation, once all of its members have issued it.
     pub(super) fn times(&self, color: usize, index: usize) -> Option<Times> {
         let (group, place) = self.meeting(color, index);
-        let Meeting { begins, ends, .. } = self.of[group][place];
+        let OperationMeeting { begins, ends, .. } = self.of[group][place];
         Some(Times { could: self.could[color][index], begins, ends: ends? })
     }
 
-    /// Issues an operation of a color that is ready at a time, and gives times to all operations whose turn it is then.
+    /// Issues an operation of a color that is ready at a time, and gives times to all operations
+    /// whose turn it is then.
     pub(super) fn issue(
         &mut self,
         streams: &mut ColorStreams,
-        (color, index): (usize, usize),
+        color: usize,
+        index: usize,
         ready: Time,
     ) {
         let stream = self.stream(color, index);
         let queue = &mut streams.of[color][stream].queue;
-        queue.push_back(Issued { index, ready });
-        let mut heads = if queue.len() == 1 { vec![(color, stream)] } else { Vec::new() };
-        while let Some((color, stream)) = heads.pop() {
+        queue.push_back(IssuedOperation { index, ready });
+        let mut heads =
+            if queue.len() == 1 { vec![StreamHead { color, stream }] } else { Vec::new() };
+        while let Some(StreamHead { color, stream }) = heads.pop() {
             if let Some(last) = self.come(&streams.of[color][stream], color) {
-                self.go(streams, (color, last), &mut heads);
+                self.go(streams, color, last, &mut heads);
             }
         }
     }
 
-    /// The first operation of a stream comes to its meeting. Returns its index if all members have come.
-    fn come(&mut self, stream: &Stream, color: usize) -> Option<usize> {
-        let Issued { index, ready } = *stream.queue.front()?;
+    /// Counts the first operation of a stream at its meeting. Returns its index if all members have
+    /// come.
+    fn come(&mut self, stream: &ColorStream, color: usize) -> Option<usize> {
+        let IssuedOperation { index, ready } = *stream.queue.front()?;
         let could = ready.max(stream.free);
         self.could[color][index] = could;
         let (group, place) = self.meeting(color, index);
@@ -185,12 +195,14 @@ impl<'a> Meetings<'a> {
         (meeting.heads == self.world.colors.class(group).colors.len()).then_some(index)
     }
 
-    /// An operation takes place: it leaves the streams of its members, whose next operations come.
+    /// Completes an operation. It leaves the streams of its members, and their next operations
+    /// become heads.
     fn go(
         &mut self,
         streams: &mut ColorStreams,
-        (color, index): (usize, usize),
-        heads: &mut Vec<(usize, usize)>,
+        color: usize,
+        index: usize,
+        heads: &mut Vec<StreamHead>,
     ) {
         let stream = self.stream(color, index);
         let link = self.cost(color, index).link;
@@ -202,7 +214,7 @@ impl<'a> Meetings<'a> {
             let of_member = &mut streams.of[*color][stream];
             of_member.queue.pop_front();
             of_member.free = ends;
-            heads.push((*color, stream));
+            heads.push(StreamHead { color: *color, stream });
         }
     }
 }

@@ -5,25 +5,18 @@ use std::num::NonZeroU32;
 use hsdp_flight::Channel;
 use hsdp_sharding::{Axis, Mesh, Rank};
 
-use super::Orders;
-use crate::host::{Action, Block, Members, Operation, Placement, Reference};
+use super::{Orders, Streams};
+use crate::host::{Action, Block, Issued, Members, Operation, Placement};
 use crate::{CommunicatorId, Error, Issue, Schedules};
 
-/// The streams of a rank's operations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Streams {
-    /// Each channel has one.
-    OfEachChannel,
-    /// All operations but exchanges have one, as the runtime has it on a device.
-    One,
-}
-
 impl Orders {
-    /// The operations of all ranks in a step, in the order in which their hosts issue them, with a wait where a host, or what it computes,
-    /// needs a result. A device has at most so many `kernels` under way.
+    /// Returns the operations of all ranks in a step, in the order in which their hosts issue them,
+    /// with a wait where a host, or what it computes, needs a result. A device has at most so many
+    /// `kernels` under way.
     ///
-    /// In host memory an all-reduce is issued as late as it can be: where the host waits for its reduce-scatter. It has a stream of its own there,
-    /// so that an earlier issue keeps nothing from completing.
+    /// In host memory an all-reduce is issued as late as it can be: where the host waits for its
+    /// reduce-scatter. It has a stream of its own there, so that an earlier issue keeps nothing
+    /// from completing.
     ///
     /// # Errors
     /// [`Error::Schedules`] for more actions than a judge takes.
@@ -33,18 +26,16 @@ impl Orders {
         streams: Streams,
     ) -> Result<Schedules, Error> {
         let mut schedules = Schedules::new(self.mesh.world_size(), kernels)?;
-        let groups = Groups::of(self.mesh, &mut schedules)?;
+        let groups = MeshCommunicators::of(self.mesh, &mut schedules)?;
         for rank in self.mesh.ranks() {
-            let mut host = Host { schedules: &mut schedules, groups: &groups, rank, streams };
+            let mut host = HostList { schedules: &mut schedules, groups: &groups, rank, streams };
             let order = &self.of[&self.data(rank)];
-            let mut earlier = Vec::new();
+            let mut issued = Issued::default();
             for block in &order.blocks {
                 for _ in 0..block.times {
-                    let scatters = host.block(self.placement, block, &earlier)?;
-                    // An exchange alone is no microbatch.
-                    if !scatters.is_empty() {
-                        earlier = scatters;
-                    }
+                    issued.begin(block);
+                    host.block(self.placement, block, &mut issued)?;
+                    issued.end(block);
                 }
             }
         }
@@ -53,22 +44,23 @@ impl Orders {
 }
 
 /// The communicators of a mesh, by channel: calls of one channel meet no calls of another.
-struct Groups {
+struct MeshCommunicators {
     mesh: Mesh,
-    /// By index along the other axis, for gathers and for reductions.
+    /// Communicators by index along the other axis, for gathers and for reductions.
     shard: Vec<[CommunicatorId; 2]>,
     replicate: Vec<CommunicatorId>,
     /// For gathers into one copy, and for exchanges.
     world: [CommunicatorId; 2],
 }
 
-impl Groups {
+impl MeshCommunicators {
     fn of(mesh: Mesh, schedules: &mut Schedules) -> Result<Self, Error> {
         let mut of_axis = |axis, channel: Channel, index: usize, first: usize| {
             let ranks = mesh.group(axis, Rank::new(first));
             schedules.communicator(&format!("{channel} {axis} {index}"), &ranks)
         };
-        let (mut shard, mut replicate) = (Vec::new(), Vec::new());
+        let mut shard = Vec::new();
+        let mut replicate = Vec::new();
         for index in 0..mesh.replicate_size() {
             let first = index * mesh.shard_size();
             let mut group = |channel| of_axis(Axis::Shard, channel, index, first);
@@ -97,37 +89,34 @@ impl Groups {
 }
 
 /// The list of a rank's host, which is being written.
-struct Host<'a> {
+struct HostList<'a> {
     schedules: &'a mut Schedules,
-    groups: &'a Groups,
+    groups: &'a MeshCommunicators,
     rank: Rank,
     streams: Streams,
 }
 
-impl Host<'_> {
-    /// Adds a block. `earlier` has the actions that issued the reduce-scatters of the microbatch before; returns those of this one.
+impl HostList<'_> {
+    /// Adds a block.
     fn block(
         &mut self,
         placement: Placement,
         block: &Block,
-        earlier: &[usize],
-    ) -> Result<Vec<usize>, Error> {
-        let mut issued = vec![None; block.operations.len()];
+        issued: &mut Issued<usize>,
+    ) -> Result<(), Error> {
         for action in &block.actions {
             match *action {
-                Action::Issue(index) => issued[index] = Some(self.issue(&block.operations[index])?),
+                Action::Issue(index) => issued.set(index, self.issue(&block.operations[index])?),
                 Action::Settle(_) if placement == Placement::Device => {}
                 Action::Need(reference) | Action::Settle(reference) => {
-                    let action = match reference {
-                        Reference::Here(index) => issued[index],
-                        Reference::Earlier(place) => earlier.get(place).copied(),
-                    };
-                    action.map_or(Ok(()), |action| self.schedules.wait(self.rank, action))?;
+                    if let Some(action) = issued.find(reference) {
+                        self.schedules.wait(self.rank, *action)?;
+                    }
                 }
                 Action::IssueReady | Action::Read | Action::Compute(_) => {}
             }
         }
-        Ok(block.scatters.iter().filter_map(|index| issued[*index]).collect())
+        Ok(())
     }
 
     fn issue(&mut self, operation: &Operation) -> Result<usize, Error> {

@@ -10,7 +10,8 @@ use crate::host::{LossScale, Members, Microbatches, Operation, Step, Work};
 
 const UNITS: u64 = 3;
 
-/// Times of a gather, of a reduce-scatter, of an all-reduce, and of computation on a unit in each direction.
+/// Times of a gather, of a reduce-scatter, of an all-reduce, and of computation on a unit in each
+/// direction.
 #[derive(Clone, Copy, Debug, Default)]
 struct Given {
     gather: u64,
@@ -191,7 +192,8 @@ fn ranks_without_data_have_a_color_of_their_own() {
     }
 }
 
-/// The time of each share that the spans of a rank's computation show. Waiting for the host is a gap between them.
+/// The time of each share that the spans of a rank's computation show. Waiting for the host is a
+/// gap between them.
 fn shown<'a>(spans: impl Iterator<Item = &'a Span>) -> [Time; Share::ALL.len()] {
     let mut shown = [Time::ZERO; Share::ALL.len()];
     for span in spans {
@@ -206,8 +208,9 @@ fn shown<'a>(spans: impl Iterator<Item = &'a Span>) -> [Time; Share::ALL.len()] 
 }
 
 proptest! {
-    /// Skipping equal microbatches changes nothing, and neither does the order in which colors are evaluated. The spans of a thread or
-    /// stream do not overlap, and those of a rank's computation add up to its shares.
+    /// Skipping equal microbatches changes nothing, and neither does the order in which colors are
+    /// evaluated. The spans of a thread or stream do not overlap, and those of a rank's computation
+    /// add up to its shares.
     #[test]
     fn a_trace_has_the_same_times(
         gather in 0..20u64, reduce in 0..20u64, all_reduce in 0..50u64, computation in 0..20u64, launch in 0..20u64,

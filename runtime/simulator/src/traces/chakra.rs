@@ -1,21 +1,17 @@
-//! A step as execution traces of MLCommons Chakra, schema 0.0.4: a file a rank, and the list of groups that ASTRA-sim reads beside them.
-
-mod after;
-mod messages;
-mod nodes;
-mod prepared;
-mod walk;
+//! A step as execution traces of MLCommons Chakra, schema 0.0.4: a file a rank, and the list of
+//! groups that ASTRA-sim reads beside them.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use hsdp_flight::Channel;
+use hsdp_flight::{Channel, Op};
 use hsdp_sharding::{Axis, Rank};
+use prost::Message;
 
-use self::nodes::Nodes;
-use self::walk::Walk;
-use super::Traces;
-use crate::host::{Members, Placement};
+use super::{Traces, name_of_operation, name_of_work};
+use crate::Time;
+use crate::host::{Action, Block, Issued, Members, Operation, Placement, Reference, Work};
+use crate::simulation::{Lane, stream};
 
 /// The channels whose groups are axes of the mesh.
 const CHANNELS: [(Channel, Axis, Members); 3] = [
@@ -25,8 +21,9 @@ const CHANNELS: [(Channel, Axis, Members); 3] = [
 ];
 
 impl Traces<'_> {
-    /// Writes the trace of a rank: its nodes in the order in which the host makes them, each after the nodes that it depends on. The memory
-    /// that it takes does not depend on the number of microbatches. ASTRA-sim expects the file to be called `NAME.RANK.et`.
+    /// Writes the trace of a rank: its nodes in the order in which the host makes them, each after
+    /// the nodes that it depends on. The memory that it takes does not depend on the number of
+    /// microbatches. ASTRA-sim expects the file to be called `NAME.RANK.et`.
     ///
     /// # Errors
     /// Errors of the sink, which is written node by node; [`io::ErrorKind::InvalidInput`] for an
@@ -46,8 +43,9 @@ impl Traces<'_> {
         Ok(())
     }
 
-    /// Writes the groups that the traces name, as ASTRA-sim's `--comm-group-configuration` expects them: numbers with lists of ranks.
-    /// Group 0 has all ranks, and is not listed, as ASTRA-sim demands. A group stands for one sequence of operations, so where the model is in host
+    /// Writes the groups that the traces name, as ASTRA-sim's `--comm-group-configuration` expects
+    /// them: numbers with lists of ranks. Group 0 has all ranks, and is not listed, as ASTRA-sim
+    /// demands. A group stands for one sequence of operations, so where the model is in host
     /// memory, ranks that gather and reduce are two groups.
     ///
     /// # Errors
@@ -64,7 +62,7 @@ impl Traces<'_> {
         serde_json::to_writer(sink, &groups).map_err(io::Error::from)
     }
 
-    /// The number of a rank's group for operations of a channel.
+    /// Returns the number of a rank's group for operations of a channel.
     fn group(&self, channel: Channel, members: Members, rank: Rank) -> usize {
         let (mesh, at) = (self.orders.mesh, self.orders.mesh.coordinate(rank));
         let [replicate, shard] = [mesh.replicate_size(), mesh.shard_size()];
@@ -76,5 +74,419 @@ impl Traces<'_> {
             }
             (Members::Shard, ..) => 1 + at.replicate_index,
         }
+    }
+}
+
+/// The last node of each lane that something follows; 0 stands for none. The nodes of a lane are in
+/// order, so the last one stands for all.
+#[derive(Clone, Copy, Debug, Default)]
+struct After([u64; After::LANES]);
+
+impl After {
+    /// A thread, a device, and as many streams as there are channels.
+    const LANES: usize = 6;
+
+    /// Returns the place of a lane.
+    const fn place(lane: Lane) -> usize {
+        match lane {
+            Lane::Host => 0,
+            Lane::Computation => 1,
+            Lane::Collectives(stream) => 2 + stream,
+        }
+    }
+
+    /// After this node alone.
+    fn node(lane: Lane, id: u64) -> Self {
+        let mut after = Self::default();
+        after.0[Self::place(lane)] = id;
+        after
+    }
+
+    /// After those of one lane.
+    fn only(self, lane: Lane) -> Self {
+        Self::node(lane, self.0[Self::place(lane)])
+    }
+
+    /// After those of the other one, too.
+    fn and(self, other: Self) -> Self {
+        Self(std::array::from_fn(|lane| self.0[lane].max(other.0[lane])))
+    }
+
+    /// Returns the identifiers.
+    fn ids(self) -> impl Iterator<Item = u64> {
+        self.0.into_iter().filter(|id| *id > 0)
+    }
+}
+
+/// The first message of a file.
+#[derive(Clone, PartialEq, prost::Message)]
+struct GlobalMetadata {
+    #[prost(string, tag = "1")]
+    version: String,
+}
+
+/// A node.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Node {
+    #[prost(uint64, tag = "1")]
+    id: u64,
+    #[prost(string, tag = "2")]
+    name: String,
+    #[prost(enumeration = "NodeType", tag = "3")]
+    kind: i32,
+    #[prost(uint64, repeated, tag = "5")]
+    data_deps: Vec<u64>,
+    #[prost(uint64, tag = "7")]
+    duration_micros: u64,
+    #[prost(message, repeated, tag = "10")]
+    attributes: Vec<Attribute>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, prost::Enumeration)]
+#[repr(i32)]
+enum NodeType {
+    Invalid = 0,
+    Computation = 4,
+    Collective = 7,
+}
+
+/// The kind of a collective, as the attribute `comm_type` has it.
+#[derive(Clone, Copy, Debug)]
+#[repr(i64)]
+enum CollectiveType {
+    AllReduce = 0,
+    AllGather = 2,
+    ReduceScatter = 7,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Attribute {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(oneof = "Value", tags = "9, 27, 29")]
+    value: Option<Value>,
+}
+
+#[derive(Clone, PartialEq, prost::Oneof)]
+enum Value {
+    #[prost(int64, tag = "9")]
+    Integer(i64),
+    #[prost(bool, tag = "27")]
+    Bool(bool),
+    #[prost(string, tag = "29")]
+    Text(String),
+}
+
+impl Attribute {
+    fn new(name: &str, value: Value) -> Self {
+        Self { name: name.to_owned(), value: Some(value) }
+    }
+}
+
+/// The version of the schema.
+const VERSION: &str = "0.0.4";
+
+/// Picoseconds of a microsecond, the unit of durations.
+const MICROSECOND: u64 = 1_000_000;
+
+/// The nodes of a file that is written.
+struct Nodes<'a, W> {
+    sink: &'a mut W,
+    /// The identifier of the last one; they begin at 1.
+    last: u64,
+    /// Time of a lane's nodes. Their sum is rounded, not each duration, so errors do not add up.
+    times: [Time; After::LANES],
+    buffer: Vec<u8>,
+}
+
+/// A node that repeats: all of it but its identifier, its duration and the nodes that it follows.
+#[derive(Debug)]
+struct Template {
+    node: Node,
+    lane: Lane,
+    time: Time,
+}
+
+impl<'a, W: Write> Nodes<'a, W> {
+    /// Begins a file.
+    fn begin(sink: &'a mut W) -> io::Result<Self> {
+        let mut nodes =
+            Self { sink, last: 0, times: [Time::ZERO; After::LANES], buffer: Vec::new() };
+        nodes.write(&GlobalMetadata { version: VERSION.to_owned() })?;
+        Ok(nodes)
+    }
+
+    /// Adds a node behind others.
+    fn add(&mut self, template: &mut Template, after: After) -> io::Result<After> {
+        let Template { node, lane, time } = template;
+        self.last += 1;
+        let passed = &mut self.times[After::place(*lane)];
+        let begins = micros(*passed);
+        *passed += *time;
+        node.id = self.last;
+        node.duration_micros = micros(*passed) - begins;
+        node.data_deps.clear();
+        node.data_deps.extend(after.ids());
+        self.write(node)?;
+        Ok(After::node(*lane, self.last))
+    }
+
+    fn write(&mut self, message: &impl Message) -> io::Result<()> {
+        self.buffer.clear();
+        message.encode_length_delimited(&mut self.buffer).map_err(io::Error::other)?;
+        self.sink.write_all(&self.buffer)
+    }
+}
+
+/// Rounded to the nearest.
+const fn micros(time: Time) -> u64 {
+    time.picoseconds().saturating_add(MICROSECOND / 2) / MICROSECOND
+}
+
+/// The nodes of a block.
+struct BlockNodes {
+    /// Nodes of each operation.
+    operations: Vec<PreparedOperation>,
+    /// Nodes of each action that computes.
+    works: Vec<Option<PreparedWork>>,
+}
+
+struct PreparedOperation {
+    lane: Lane,
+    is_exchange: bool,
+    /// The part of the host.
+    call: Template,
+    /// The operation; none if it moves nothing.
+    collective: Option<Template>,
+}
+
+struct PreparedWork {
+    /// The part of the host.
+    host: Template,
+    /// The part of the device; none where the host computes.
+    device: Option<Template>,
+}
+
+impl Traces<'_> {
+    /// Returns the nodes of a rank's block.
+    fn prepare(&self, rank: Rank, block: &Block) -> io::Result<BlockNodes> {
+        let operations = block.operations.iter().map(|it| self.operation(rank, it));
+        let work = |action: &Action| match action {
+            Action::Compute(work) => Some(self.work(*work)),
+            _ => None,
+        };
+        let works = block.actions.iter().map(work).collect();
+        Ok(BlockNodes { operations: operations.collect::<io::Result<_>>()?, works })
+    }
+
+    fn operation(&self, rank: Rank, operation: &Operation) -> io::Result<PreparedOperation> {
+        let (members, mesh) = (operation.members, self.orders.mesh);
+        let first = match members {
+            Members::Shard => mesh.members(Axis::Shard, rank).next(),
+            Members::Replicate => mesh.members(Axis::Replicate, rank).next(),
+            Members::World => None,
+        };
+        let shape = self.costs.shape(members, first.unwrap_or(Rank::new(0)));
+        let cost = self.costs.operation(operation, shape);
+        let name = name_of_operation(self.spec, operation);
+        let call = computation(format!("issue {name}"), Lane::Host, cost.host);
+        let lane = lane(operation.channel, self.orders.placement);
+        let moves = members.count(mesh) > 1 && operation.bytes() > 0;
+        let group = self.group(operation.channel, members, rank);
+        let attributes = attributes(operation, group)?;
+        let node = Node { name, kind: NodeType::Collective.into(), attributes, ..Node::default() };
+        let collective = moves.then_some(Template { node, lane, time: cost.link });
+        let is_exchange = operation.channel == Channel::Control;
+        Ok(PreparedOperation { lane, is_exchange, call, collective })
+    }
+
+    fn work(&self, work: Work) -> PreparedWork {
+        let (name, cost) = (name_of_work(self.spec, work), self.costs.work(work));
+        match self.orders.placement {
+            Placement::Host => {
+                PreparedWork { host: computation(name, Lane::Host, cost.host), device: None }
+            }
+            Placement::Device => {
+                let host = computation(format!("launch {name}"), Lane::Host, cost.host);
+                let device = computation(name, Lane::Computation, cost.device);
+                PreparedWork { host, device: Some(device) }
+            }
+        }
+    }
+}
+
+/// Returns the stream of an operation. On a device, exchanges are in the stream of all others:
+/// ASTRA-sim has one communication of a rank at a time, so without this order two ranks could begin
+/// different ones, and wait for each other.
+fn lane(channel: Channel, placement: Placement) -> Lane {
+    let channel = if placement == Placement::Device { Channel::Gather } else { channel };
+    Lane::Collectives(stream(channel, placement))
+}
+
+fn computation(name: String, lane: Lane, time: Time) -> Template {
+    let is_on_host = Attribute::new("is_cpu_op", Value::Bool(lane == Lane::Host));
+    let (kind, attributes) = (NodeType::Computation.into(), vec![is_on_host]);
+    Template { node: Node { name, kind, attributes, ..Node::default() }, lane, time }
+}
+
+/// `comm_size` is the number of bytes that each member puts in, as ASTRA-sim takes it: the shard of
+/// an all-gather, and the whole input of a reduce-scatter.
+fn attributes(operation: &Operation, group: usize) -> io::Result<Vec<Attribute>> {
+    let kind = match operation.op {
+        Op::AllGather => CollectiveType::AllGather,
+        Op::ReduceScatter => CollectiveType::ReduceScatter,
+        Op::AllReduce => CollectiveType::AllReduce,
+        op => {
+            let refusal = format!("{op} is no operation of a step");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, refusal));
+        }
+    };
+    let bytes = i64::try_from(operation.bytes()).unwrap_or(i64::MAX);
+    Ok(vec![
+        Attribute::new("is_cpu_op", Value::Bool(false)),
+        Attribute::new("comm_type", Value::Integer(kind as i64)),
+        Attribute::new("comm_size", Value::Integer(bytes)),
+        Attribute::new("pg_name", Value::Text(group.to_string())),
+    ])
+}
+
+/// The state of a rank between two actions.
+struct Walk {
+    placement: Placement,
+    /// The nodes that the next action of the thread follows.
+    host: After,
+    /// The nodes that the next computation follows.
+    computation: After,
+    /// The last operation of each stream.
+    streams: After,
+    issued: Issued<After>,
+}
+
+/// A block that is walked through.
+struct BlockWalk<'a, 's, W> {
+    walk: &'a mut Walk,
+    block: &'a Block,
+    prepared: &'a mut BlockNodes,
+    nodes: &'a mut Nodes<'s, W>,
+    /// How many of [`Block::all_reduces`] were.
+    all_reduces: usize,
+}
+
+impl Walk {
+    fn new(placement: Placement) -> Self {
+        let [host, computation, streams] = [After::default(); 3];
+        Self { placement, host, computation, streams, issued: Issued::default() }
+    }
+
+    /// Adds the nodes of a block, once.
+    fn block<W: Write>(
+        &mut self,
+        block: &Block,
+        prepared: &mut BlockNodes,
+        nodes: &mut Nodes<'_, W>,
+    ) -> io::Result<()> {
+        self.issued.begin(block);
+        let mut step = BlockWalk { walk: self, block, prepared, nodes, all_reduces: 0 };
+        for (place, action) in block.actions.iter().enumerate() {
+            step.act(place, *action)?;
+        }
+        self.issued.end(block);
+        Ok(())
+    }
+
+    fn is_on_host(&self) -> bool {
+        self.placement == Placement::Host
+    }
+}
+
+impl<W: Write> BlockWalk<'_, '_, W> {
+    fn act(&mut self, place: usize, action: Action) -> io::Result<()> {
+        match action {
+            Action::Issue(index) => self.issue(index, After::default())?,
+            Action::IssueReady => self.issue_ready()?,
+            Action::Need(reference) => self.need(reference),
+            Action::Settle(reference) if self.walk.is_on_host() => self.need(reference),
+            Action::Settle(_) => {}
+            Action::Read => self.walk.host = self.walk.host.and(self.walk.computation),
+            Action::Compute(_) => self.compute(place)?,
+        }
+        Ok(())
+    }
+
+    /// Issues an operation, unless it was. It begins behind the one before on its stream, and
+    /// behind the computation so far.
+    fn issue(&mut self, index: usize, behind: After) -> io::Result<()> {
+        if self.is_issued(Reference::Here(index)) {
+            return Ok(());
+        }
+        let (walk, operation) = (&mut *self.walk, &mut self.prepared.operations[index]);
+        if operation.call.time > Time::ZERO {
+            walk.host = self.nodes.add(&mut operation.call, walk.host)?;
+            if walk.is_on_host() {
+                walk.computation = walk.host;
+            }
+        }
+        let stream = walk.streams.only(operation.lane);
+        let mut after = walk.host.and(walk.computation).and(behind).and(stream);
+        if let Some(collective) = &mut operation.collective {
+            after = self.nodes.add(collective, after)?;
+            walk.streams = walk.streams.and(after);
+        }
+        walk.issued.set(index, after);
+        Ok(())
+    }
+
+    /// Issues all-reduces. The runtime issues those whose reduce-scatters are complete, which a
+    /// graph cannot say. Here, as on devices, each is issued when the next reduce-scatter was, and
+    /// begins when its own is complete.
+    fn issue_ready(&mut self) -> io::Result<()> {
+        while let Some([(scatter, index), (next, _)]) =
+            self.block.all_reduces.get(self.all_reduces..self.all_reduces + 2)
+        {
+            if !self.is_issued(*next) {
+                break;
+            }
+            self.issue(*index, self.after(*scatter))?;
+            self.all_reduces += 1;
+        }
+        Ok(())
+    }
+
+    fn is_issued(&self, reference: Reference) -> bool {
+        matches!(reference, Reference::Earlier(_)) || self.walk.issued.find(reference).is_some()
+    }
+
+    /// Returns the nodes that a follower of an operation follows. There is no microbatch before the
+    /// first.
+    fn after(&self, reference: Reference) -> After {
+        self.walk.issued.find(reference).copied().unwrap_or_default()
+    }
+
+    fn need(&mut self, reference: Reference) {
+        let after = self.after(reference);
+        let is_exchange = match reference {
+            Reference::Here(index) => self.prepared.operations[index].is_exchange,
+            Reference::Earlier(_) => false,
+        };
+        let walk = &mut *self.walk;
+        walk.computation = walk.computation.and(after);
+        if walk.is_on_host() || is_exchange {
+            walk.host = walk.host.and(after);
+        }
+    }
+
+    /// Computes. The device begins when the thread launches. All that follows it follows the
+    /// thread, too, so nothing follows it before the launch ends.
+    fn compute(&mut self, place: usize) -> io::Result<()> {
+        let Some(work) = &mut self.prepared.works[place] else { return Ok(()) };
+        let (launched, walk) = (self.walk.host, &mut *self.walk);
+        if work.device.is_none() || work.host.time > Time::ZERO {
+            walk.host = self.nodes.add(&mut work.host, walk.host)?;
+        }
+        walk.computation = match &mut work.device {
+            None => walk.host,
+            Some(device) => self.nodes.add(device, walk.computation.and(launched))?,
+        };
+        Ok(())
     }
 }

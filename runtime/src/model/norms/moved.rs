@@ -6,8 +6,8 @@ use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::model::norms::{Norms, over_shards, trained};
 use crate::model::updates::Moved;
-use crate::state::joint;
-use crate::state::model_id::ModelId;
+use crate::state::context::ModelId;
+use crate::state::control;
 
 /// How far an update has moved the parameters of a model: this rank's part, until ranks add up theirs.
 #[derive(Clone, Debug)]
@@ -73,7 +73,7 @@ impl MeasuredUpdate {
         value: impl Fn([f64; 2]) -> f64,
     ) -> Result<Norms, Error> {
         let (context, step) = (&model.engine.context, self.finished);
-        let squares = joint::run(&context.world, step, || {
+        let squares = control::between_steps(&context.world, step, || {
             if self.model != *model.id() {
                 let what = "this is an update of another model".to_owned();
                 return Err(context.misuse("norms of an update", step, what));

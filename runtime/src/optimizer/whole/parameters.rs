@@ -17,12 +17,10 @@ use crate::optimizer::interface::{Optimizer, Update};
 use crate::optimizer::run::{DeviceRun, Run};
 use crate::optimizer::updating::Updating;
 use crate::optimizer::whole::{Exchange, OnOwner, Staged};
-use crate::persist::checkpointed::Checkpointed;
+use crate::persist::checkpointed::{Checkpointed, Expected, Spread, StateTensor};
 use crate::persist::problem::Problem;
 use crate::persist::saved::SavedState;
-use crate::persist::tensors::{Expected, Spread, StateTensor};
-use crate::state::context::{Context, ErrorSite};
-use crate::state::model_id::ModelId;
+use crate::state::context::{Context, ErrorSite, ModelId};
 use crate::step::gradients::Gradients;
 
 /// A whole parameter on its owner.

@@ -11,9 +11,9 @@ use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
+use super::StepRecord;
 use crate::failure::Failure;
 use crate::file::replace_with;
-use crate::record::StepRecord;
 use crate::stderr::in_one_line;
 
 /// Draws the loss of every step into an SVG file.
@@ -133,18 +133,15 @@ fn draw_updates(svg: &mut String, columns: &[(u64, Norms)]) -> Result<(), Box<dy
     let area = SVGBackend::with_string(svg, size).into_drawing_area();
     area.fill(&WHITE)?;
     let scale = Scale::of(columns);
-    write(
-        &area,
-        "Change of each parameter in a step, over the parameter",
-        (16, 26, 20),
-        HPos::Left,
-    )?;
+    write(&area, "Change of each parameter in a step, over the parameter", 16, 26, 20, HPos::Left)?;
     scale.draw(&area)?;
     for (row, name) in names.iter().enumerate() {
         write(
             &area,
             &in_one_line(name),
-            (NAMES - 8, (top(row) + top(row + 1)) / 2, 11),
+            NAMES - 8,
+            (top(row) + top(row + 1)) / 2,
+            11,
             HPos::Right,
         )?;
     }
@@ -156,8 +153,8 @@ fn draw_updates(svg: &mut String, columns: &[(u64, Norms)]) -> Result<(), Box<dy
         }
     }
     let [first, last] = [columns[0].0, columns[columns.len() - 1].0];
-    write(&area, &format!("step {first}"), (NAMES, bottom + 16, 12), HPos::Left)?;
-    write(&area, &format!("step {last}"), (right, bottom + 16, 12), HPos::Right)?;
+    write(&area, &format!("step {first}"), NAMES, bottom + 16, 12, HPos::Left)?;
+    write(&area, &format!("step {last}"), right, bottom + 16, 12, HPos::Right)?;
     area.present()?;
     Ok(())
 }
@@ -169,7 +166,9 @@ fn pixels(count: usize) -> i32 {
 fn write(
     area: &Area<'_>,
     text: &str,
-    (x, y, size): (i32, i32, i32),
+    x: i32,
+    y: i32,
+    size: i32,
     side: HPos,
 ) -> Result<(), Box<dyn Error>> {
     let style = ("sans-serif", size).into_text_style(area).pos(Pos::new(side, VPos::Center));
@@ -210,9 +209,9 @@ impl Scale {
             let color = shade(f64::from(part) / 99.0);
             area.draw(&Rectangle::new(corners, color.filled()))?;
         }
-        write(area, &format!("1e{}", self.least), (NAMES - 8, y, 12), HPos::Right)?;
+        write(area, &format!("1e{}", self.least), NAMES - 8, y, 12, HPos::Right)?;
         let rest = format!("1e{}; white: no update, or of a parameter that was zero", self.most);
-        write(area, &rest, (NAMES + 108, y, 12), HPos::Left)
+        write(area, &rest, NAMES + 108, y, 12, HPos::Left)
     }
 }
 

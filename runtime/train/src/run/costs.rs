@@ -1,16 +1,14 @@
 //! The costs of a run on a rank: as planned, and as measured independently of the plan.
 
+use hsdp::comm::Messages;
 use hsdp::memory::{self, Category, Usage};
 use hsdp::{
     ByteCount, Channel, Flow, LedgerSnapshot, MemoryPlan, Offload, Op, Rank, ShardedModel, Tag,
-    World,
+    Traffic, World,
 };
 use serde_json::{Map, Value, json};
 
 use crate::failure::Failure;
-
-/// Name of the collectives of updates.
-const UPDATE: &str = "update";
 
 /// A planned and a measured number.
 #[derive(Clone, Copy, Debug)]
@@ -25,18 +23,14 @@ pub(crate) struct Compared<T> {
 pub(crate) struct Counted {
     before: Option<LedgerSnapshot>,
     steps: u64,
-    all_gather: Flow,
-    reduce_scatter: Flow,
-    all_reduce: Flow,
-    update: Flow,
+    received: Traffic,
 }
 
 /// One rank's costs.
 #[derive(Debug)]
-pub(crate) struct Costs {
-    /// Calls of each collective in the whole run, and the bytes that came from other ranks. The
-    /// collectives of updates are one entry, `update`.
-    traffic: Vec<(&'static str, Compared<Flow>)>,
+pub(crate) struct RankCosts {
+    /// Calls in the whole run, and the bytes that came from other ranks.
+    traffic: Compared<Traffic>,
     /// Peak bytes of each category, by its name. They are of the device if the model lies on one,
     /// with those of the host for the offloaded parts, and for an exchange through the host.
     pub(crate) memory: Vec<(String, Compared<ByteCount>)>,
@@ -52,38 +46,30 @@ impl Counted {
     pub(crate) fn end(&mut self, world: &World) {
         let Some(before) = self.before.take() else { return };
         let ledger = world.ledger().since(&before);
-        let add = |sum: &mut Flow, flow: Flow| *sum = [*sum, flow].into_iter().sum();
-        add(&mut self.all_gather, ledger.op(Channel::Gather, Op::AllGather));
-        add(&mut self.reduce_scatter, ledger.op(Channel::Reduce, Op::ReduceScatter));
-        add(&mut self.all_reduce, ledger.op(Channel::AllReduce, Op::AllReduce));
         // Most optimizers exchange nothing. Gradients are all-reduced on a channel of their own.
-        for op in [Op::AllToAll, Op::AllReduce] {
-            add(&mut self.update, ledger.op(Channel::Reduce, op));
-        }
+        let update = [Op::AllToAll, Op::AllReduce].map(|op| ledger.op(Channel::Reduce, op));
+        let step = Traffic {
+            all_gather: ledger.op(Channel::Gather, Op::AllGather),
+            reduce_scatter: ledger.op(Channel::Reduce, Op::ReduceScatter),
+            all_reduce: ledger.op(Channel::AllReduce, Op::AllReduce),
+            update: update.into_iter().sum(),
+        };
+        self.received = self.received + step;
         self.steps += 1;
     }
 
     /// Returns the costs of this rank in the counted steps. Memory is counted by the allocator.
-    pub(crate) fn costs(&self, model: &ShardedModel, microbatches: usize) -> Costs {
-        let planned = model.plan().traffic(model.rank(), microbatches as u64);
-        let compared = |planned: Flow, measured| {
-            let (calls, bytes) = (planned.calls * self.steps, planned.bytes * self.steps);
-            Compared { planned: Flow { calls, bytes }, measured }
-        };
-        let traffic = vec![
-            (Op::AllGather.name(), compared(planned.all_gather, self.all_gather)),
-            (Op::ReduceScatter.name(), compared(planned.reduce_scatter, self.reduce_scatter)),
-            (Op::AllReduce.name(), compared(planned.all_reduce, self.all_reduce)),
-            (UPDATE, compared(planned.update, self.update)),
-        ];
-        Costs { traffic, memory: held(model) }
+    pub(crate) fn costs(&self, model: &ShardedModel, microbatches: usize) -> RankCosts {
+        let planned = model.plan().traffic(model.rank(), microbatches as u64) * self.steps;
+        let traffic = Compared { planned, measured: self.received };
+        RankCosts { traffic, memory: held(model) }
     }
 }
 
-impl Costs {
+impl RankCosts {
     /// Returns whether calls and bytes are exactly as planned.
     pub(crate) fn is_traffic_as_planned(&self) -> bool {
-        self.traffic.iter().all(|(_, flow)| flow.planned == flow.measured)
+        self.traffic.planned == self.traffic.measured
     }
 
     /// Returns the costs of all ranks, in their order. Collective.
@@ -91,10 +77,10 @@ impl Costs {
     /// # Errors
     /// Errors of an all-gather.
     pub(crate) fn of_all(self, world: &World) -> Result<Vec<Self>, Failure> {
-        let flow = |flow: Flow| [flow.calls, flow.bytes.get()];
-        let traffic = self.traffic.iter().flat_map(|(_, it)| [it.planned, it.measured]);
-        let memory = self.memory.iter().flat_map(|(_, it)| [it.planned, it.measured]);
-        let own: Vec<u64> = traffic.flat_map(flow).chain(memory.map(ByteCount::get)).collect();
+        let flows = [self.traffic.planned, self.traffic.measured].map(|it| it.flows());
+        let traffic = flows.as_flattened().iter().flat_map(|(_, it)| [it.calls, it.bytes.get()]);
+        let memory = self.memory.iter().flat_map(|(_, it)| [it.planned.get(), it.measured.get()]);
+        let own: Vec<u64> = traffic.chain(memory).collect();
         let (group, len) = (world.world_group(Channel::User), own.len());
         let all = group.all_gather(Tag::default(), own)?.wait()?;
         Ok(all.chunks(len).map(|numbers| self.with(numbers)).collect())
@@ -102,37 +88,46 @@ impl Costs {
 
     /// Returns costs with the names of these, and the numbers of another rank.
     fn with(&self, numbers: &[u64]) -> Self {
-        let (traffic, memory) = numbers.split_at(4 * self.traffic.len());
-        let flow = |[calls, bytes]: [u64; 2]| Flow { calls, bytes: ByteCount(bytes) };
-        let traffic = self.traffic.iter().zip(traffic.as_chunks().0);
+        let (traffic, memory) = numbers.split_at(2 * 2 * self.traffic.planned.flows().len());
+        let mut flows = traffic.as_chunks().0.iter();
+        let mut flow = || {
+            let &[calls, bytes] = flows.next().expect("each rank sends the flows of both");
+            Flow { calls, bytes: ByteCount(bytes) }
+        };
+        let mut traffic = || Traffic {
+            all_gather: flow(),
+            reduce_scatter: flow(),
+            all_reduce: flow(),
+            update: flow(),
+        };
         let memory = self.memory.iter().zip(memory.as_chunks().0);
+        let compared = |((name, _), &[planned, measured]): (&(String, _), &[u64; 2])| {
+            let [planned, measured] = [planned, measured].map(ByteCount);
+            (name.clone(), Compared { planned, measured })
+        };
         Self {
-            traffic: traffic
-                .map(|((name, _), &[a, b, c, d])| {
-                    (*name, Compared { planned: flow([a, b]), measured: flow([c, d]) })
-                })
-                .collect(),
-            memory: memory
-                .map(|((name, _), &[planned, measured])| {
-                    let [planned, measured] = [planned, measured].map(ByteCount);
-                    (name.clone(), Compared { planned, measured })
-                })
-                .collect(),
+            traffic: Compared { planned: traffic(), measured: traffic() },
+            memory: memory.map(compared).collect(),
         }
     }
 
-    /// Returns the traffic to show. Most optimizers have none, and then it is not shown.
-    pub(crate) fn traffic(&self) -> impl Iterator<Item = &(&'static str, Compared<Flow>)> {
-        let is_none = |it: &Compared<Flow>| [it.planned, it.measured] == [Flow::NONE; 2];
-        self.traffic.iter().filter(move |(name, it)| *name != UPDATE || !is_none(it))
+    /// Returns the traffic to show, with the collectives of updates as one entry, `update`. Most
+    /// optimizers have none, and then it is not shown.
+    pub(crate) fn traffic(&self) -> impl Iterator<Item = (&'static str, Compared<Flow>)> {
+        let Compared { planned, measured } = self.traffic;
+        let has_update = [planned.update, measured.update] != [Flow::NONE; 2];
+        let pairs = planned.flows().into_iter().zip(measured.flows());
+        pairs
+            .map(|((name, planned), (_, measured))| (name, Compared { planned, measured }))
+            .filter(move |(name, _)| *name != "update" || has_update)
     }
 
     /// Returns the totals of the rank, for `summary.json`.
     pub(crate) fn summary(&self, rank: usize) -> Value {
         let flow = |flow: Flow| json!({ "calls": flow.calls, "bytes": flow.bytes.get() });
         let traffic = self.traffic().map(|(name, Compared { planned, measured })| {
-            let sides = json!({ "planned": flow(*planned), "measured": flow(*measured) });
-            ((*name).to_owned(), sides)
+            let sides = json!({ "planned": flow(planned), "measured": flow(measured) });
+            (name.to_owned(), sides)
         });
         let memory = self.memory.iter().map(|(category, Compared { planned, measured })| {
             let sides = json!({ "planned": planned.get(), "measured": measured.get() });
@@ -147,7 +142,7 @@ impl Costs {
 }
 
 /// Checks that calls and bytes are exactly as planned on all ranks. Returns a sentence that says so.
-pub(crate) fn check_traffic(costs: &[Costs]) -> Result<String, Failure> {
+pub(crate) fn check_traffic(costs: &[RankCosts]) -> Result<String, Failure> {
     let ranks = costs.len();
     match costs.iter().filter(|costs| !costs.is_traffic_as_planned()).count() {
         0 if ranks == 1 => Ok("calls and bytes are exactly as planned".to_owned()),
@@ -191,18 +186,58 @@ fn peaks(
     plan: &MemoryPlan,
     usage: fn(Rank, Category) -> Usage,
 ) -> Vec<(String, Compared<ByteCount>)> {
-    let peak = |category: Category, planned| {
-        (category.to_string(), Compared { planned, measured: usage(rank, category).peak })
+    let categories = [
+        Category::Shard,
+        Category::GatherInput,
+        Category::Full,
+        Category::GradFull,
+        Category::Partial,
+        Category::Optimizer,
+        Category::Update,
+    ];
+    let peak = |(category, (name, planned)): (Category, (&str, ByteCount))| {
+        (name.to_owned(), Compared { planned, measured: usage(rank, category).peak })
     };
-    vec![
-        peak(Category::Shard, plan.shard),
-        peak(Category::GatherInput, plan.gather_input),
-        peak(Category::Full, plan.full),
-        peak(Category::GradFull, plan.grad_full),
-        peak(Category::Partial, plan.partial),
-        peak(Category::Optimizer, plan.optimizer),
-        peak(Category::Update, plan.update),
-    ]
+    categories.into_iter().zip(plan.categories()).map(peak).collect()
+}
+
+/// Messages that one rank sends in steps. Messages between steps do not count.
+#[derive(Debug, Default)]
+pub(crate) struct StepMessages {
+    before: Messages,
+    most: Messages,
+}
+
+impl StepMessages {
+    /// Begins a step.
+    pub(crate) fn begin(&mut self, world: &World) {
+        self.before = world.messages();
+    }
+
+    /// Ends a step.
+    pub(crate) fn end(&mut self, world: &World) {
+        self.most = self.most.most(world.messages() - self.before);
+    }
+
+    /// Returns the maximum over all ranks, for `summary.json`. Collective.
+    ///
+    /// # Errors
+    /// Errors of an all-gather.
+    pub(crate) fn summary(&self, world: &World) -> Result<Value, Failure> {
+        let Messages { data, control, background, forwarded } = self.most;
+        let group = world.world_group(Channel::User);
+        let own = vec![data, control, background, forwarded];
+        let all = group.all_gather(Tag::default(), own)?.wait()?;
+        let of = |counts: &[u64; 4]| {
+            let [data, control, background, forwarded] = *counts;
+            Messages { data, control, background, forwarded }
+        };
+        let most = all.as_chunks().0.iter().map(of).fold(self.most, Messages::most);
+        let Messages { data, control, background, forwarded } = most;
+        Ok(json!({
+            "data": data, "control": control, "background": background, "forwarded": forwarded,
+        }))
+    }
 }
 
 #[cfg(test)]
@@ -212,11 +247,15 @@ mod tests {
     use super::*;
 
     /// Costs of a rank whose all-gathers receive one byte less than planned for each rank before it.
-    fn costs(rank: Rank) -> Costs {
+    fn costs(rank: Rank) -> RankCosts {
         let flow = |bytes| Flow { calls: 8, bytes: ByteCount(bytes) };
-        let compared = Compared { planned: flow(4096), measured: flow(4096 - rank.index() as u64) };
+        let traffic = |bytes| Traffic { all_gather: flow(bytes), ..Traffic::default() };
+        let measured = traffic(4096 - rank.index() as u64);
         let memory = Compared { planned: ByteCount(64), measured: ByteCount(rank.index() as u64) };
-        Costs { traffic: vec![("all_gather", compared)], memory: vec![("shard".into(), memory)] }
+        RankCosts {
+            traffic: Compared { planned: traffic(4096), measured },
+            memory: vec![("shard".into(), memory)],
+        }
     }
 
     #[test]

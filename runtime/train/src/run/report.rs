@@ -4,15 +4,15 @@ use comfy_table::Table;
 use hsdp::checkpoint::Checkpointed;
 use hsdp::memory::{self, Category};
 use hsdp::{ByteCount, ElemCount, Mesh};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::Run;
-use super::costs::{Compared, Costs, check_traffic};
+use super::costs::{Compared, RankCosts, check_traffic};
 use super::saving::Saving;
 use crate::failure::Failure;
-use crate::folder::{Files, plot};
-use crate::record::StepRecord;
-use crate::stdout::{self, table};
+use crate::folder::{Files, StepRecord, plot};
+use crate::stdout;
+use crate::stdout::table;
 
 /// How training ended. It is equal on all ranks.
 #[derive(Clone, Debug, Default)]
@@ -41,12 +41,13 @@ struct First {
     mesh: Mesh,
     /// Reason why no further step was made, in words.
     reason: String,
-    /// Costs of each rank.
-    costs: Vec<Costs>,
+    /// RankCosts of each rank.
+    costs: Vec<RankCosts>,
     loss: &'static str,
     warnings: u64,
     rows: Vec<[String; 2]>,
-    fields: Map<String, Value>,
+    /// The object of `summary.json`.
+    fields: Value,
     memory: Vec<[String; 2]>,
     text: String,
     failure: Option<Failure>,
@@ -54,7 +55,10 @@ struct First {
 
 impl Report {
     /// Ends the run on all ranks. Collective.
-    pub(super) fn of<O: Checkpointed>(run: &mut Run<'_, O>, costs: Costs) -> Result<Self, Failure> {
+    pub(super) fn of<O: Checkpointed>(
+        run: &mut Run<'_, O>,
+        costs: RankCosts,
+    ) -> Result<Self, Failure> {
         let warnings = run.count_warnings()?;
         let costs = costs.of_all(run.model.world())?;
         let messages = run.messages.summary(run.model.world())?;
@@ -76,7 +80,7 @@ impl Report {
         let applied = records.iter().filter(|record| record.applied).count();
         let seconds: f64 = records.iter().map(|record| record.seconds).sum();
         let tokens: u64 = records.iter().map(|record| record.tokens).sum();
-        let Value::Object(fields) = json!({
+        let fields = json!({
             "mesh": options.mesh.to_string(),
             "steps": records.len(),
             "applied": applied,
@@ -90,9 +94,7 @@ impl Report {
             "seconds": seconds,
             "warnings": warnings,
             "messages": messages,
-        }) else {
-            unreachable!("an object was written down")
-        };
+        });
         let mut report = First {
             program: run.setup.program(),
             mesh: options.mesh,
@@ -109,7 +111,7 @@ impl Report {
         };
         let best = run.evaluations.past().best;
         if let Some(best) = best {
-            report.fields.insert("best_evaluation".to_owned(), best.into());
+            report.fields["best_evaluation"] = best.into();
         }
         let mut rows = Vec::new();
         let mut row = |name: &str, value: String| rows.push([name.to_owned(), value]);
@@ -123,7 +125,7 @@ impl Report {
             row("ended", report.reason.clone());
         }
         let loaded = memory::usage(run.model.rank(), Category::Load).peak;
-        report.fields.insert("peak_load_bytes".to_owned(), loaded.get().into());
+        report.fields["peak_load_bytes"] = loaded.get().into();
         if loaded > ByteCount::ZERO {
             report.memory.push(["load of a checkpoint".to_owned(), loaded.to_string()]);
         }
@@ -158,7 +160,7 @@ impl Report {
     /// Adds a field to `summary.json`.
     pub fn field(&mut self, name: &str, value: impl Into<Value>) {
         if let Some(first) = &mut self.first {
-            first.fields.insert(name.to_owned(), value.into());
+            first.fields[name] = value.into();
         }
     }
 
@@ -213,8 +215,8 @@ impl Report {
             let mut summary = first.fields.clone();
             let ranks = first.costs.iter().enumerate();
             let ranks: Vec<Value> = ranks.map(|(rank, costs)| costs.summary(rank)).collect();
-            summary.insert("ranks".to_owned(), ranks.into());
-            files.write_summary(&Value::Object(summary))?;
+            summary["ranks"] = ranks.into();
+            files.write_summary(&summary)?;
             plot::loss(&files.plot(), &first.records, first.loss)?;
         }
         let exactness = check_traffic(&first.costs);
@@ -242,11 +244,11 @@ impl First {
     /// Returns the collectives of rank 0 in a step.
     fn traffic_table(&self) -> Table {
         let a_step = |total: u64| (total / self.records.len() as u64).to_string();
-        let costs = self.costs.first().into_iter().flat_map(Costs::traffic);
+        let costs = self.costs.first().into_iter().flat_map(RankCosts::traffic);
         let rows = costs.map(|(name, Compared { planned, measured })| {
             let [calls_planned, calls] = [planned, measured].map(|flow| a_step(flow.calls));
             let [bytes_planned, bytes] = [planned, measured].map(|flow| a_step(flow.bytes.get()));
-            [(*name).to_owned(), calls_planned, calls, bytes_planned, bytes]
+            [name.to_owned(), calls_planned, calls, bytes_planned, bytes]
         });
         table(["a step of rank 0", "calls planned", "measured", "bytes planned", "measured"], rows)
     }

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use hsdp_sharding::{Axis, Mesh, Rank};
 use proptest::prelude::*;
 
-use super::{Part, Shape, Shapes};
+use super::{Shape, ShapePart, Shapes};
 use crate::Machine;
 
 fn mesh(replicate: usize, shard: usize) -> Mesh {
@@ -20,8 +20,8 @@ fn shape(mesh: Mesh, cards: usize, axis: Axis, rank: usize) -> Shape {
     Shapes::new(mesh, &cluster(cards)).expect("it fits").group(axis, Rank::new(rank))
 }
 
-const fn part(members: usize, groups: usize, machines: usize) -> Part {
-    Part { members, groups, machines }
+const fn part(members: usize, groups: usize, machines: usize) -> ShapePart {
+    ShapePart { members, groups, machines }
 }
 
 #[test]

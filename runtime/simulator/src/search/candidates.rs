@@ -1,0 +1,256 @@
+//! The candidates that fit, in few bytes each.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use hsdp_flight::Channel;
+use hsdp_sharding::{Mesh, Offload, Rank};
+use rayon::prelude::*;
+
+use super::Cell;
+use super::space::{Load, PlanChoice, Space, Unfit};
+use crate::host::{Action, Block, Data, Placement, Work};
+use crate::prediction::{MeshGroups, OnMachine, PlanSizes, check_update, placement, update_cost};
+use crate::simulation::{Costs, Orders};
+use crate::{Error, Machine, Processor, Workload};
+
+/// A candidate that fits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FittingCandidate {
+    /// Upper bound of its tokens a second.
+    pub(super) bound: f64,
+    /// Bytes of a rank, those in the host's memory among them.
+    pub(super) memory: u64,
+    choice: u32,
+    load: u32,
+    offload: Offload,
+}
+
+/// All candidates that fit, in the order in which they are tried, and the number of others.
+pub(super) struct FittingCandidates<'a> {
+    pub(super) space: &'a Space<'a>,
+    pub(super) choices: Vec<PlanChoice>,
+    pub(super) loads: Vec<Load>,
+    groups: HashMap<Mesh, Arc<MeshGroups>>,
+    pub(super) fits: Vec<FittingCandidate>,
+    pub(super) unfit: BTreeMap<Unfit, u64>,
+    pub(super) candidates: u64,
+}
+
+/// The candidates of a choice.
+#[derive(Default)]
+struct ConsideredPart {
+    fits: Vec<FittingCandidate>,
+    unfit: BTreeMap<Unfit, u64>,
+    candidates: u64,
+}
+
+impl<'a> FittingCandidates<'a> {
+    /// Plans all choices, on all cores.
+    ///
+    /// # Errors
+    /// [`Error::BatchTokens`]; [`Error::SearchTooLarge`]; [`Error::TooManyRanks`]; those of a plan
+    /// and of its computation.
+    pub(super) fn of(space: &'a Space<'a>) -> Result<Self, Error> {
+        let meshes = space.meshes()?;
+        let choices = space.plan_choices(&meshes);
+        let batches = space.batches()?;
+        space.check(choices.len(), &batches)?;
+        let placed =
+            meshes.iter().map(|mesh| Ok((*mesh, Arc::new(MeshGroups::new(*mesh, space.machine)?))));
+        let groups = placed.collect::<Result<HashMap<_, _>, Error>>()?;
+        let loads = space.loads(&batches)?;
+        let (fits, unfit) = (Vec::new(), BTreeMap::new());
+        let mut fitting = Self { space, choices, loads, groups, fits, unfit, candidates: 0 };
+        let choices = fitting.choices.par_iter().enumerate();
+        let parts: Vec<Result<ConsideredPart, Error>> =
+            choices.map(|(index, choice)| fitting.consider(index, choice)).collect();
+        for part in parts {
+            let part = part?;
+            fitting.fits.extend(part.fits);
+            fitting.candidates += part.candidates;
+            for (unfit, count) in part.unfit {
+                *fitting.unfit.entry(unfit).or_default() += count;
+            }
+        }
+        Ok(fitting)
+    }
+
+    /// Returns the candidates of a choice.
+    fn consider(&self, index: usize, choice: &PlanChoice) -> Result<ConsideredPart, Error> {
+        let mut part = ConsideredPart::default();
+        let Self { space, loads, .. } = self;
+        let machine = space.machine;
+        let plan = Arc::new(space.plan(choice)?);
+        check_update(&plan)?;
+        let of_dtype = || {
+            let loads = loads.iter().enumerate();
+            loads.filter(|(_, load)| load.batch.dtype == choice.param_dtype())
+        };
+        let Some((_, first)) = of_dtype().next() else { return Ok(part) };
+        let on = placement(machine);
+        let processor = space.processor(choice.param_dtype())?;
+        let two = Load { microbatches: 2, ..*first };
+        let workload = space.workload(&plan, &two, Offload::None);
+        let mut cost = None;
+        for offload in space.offloads {
+            let memory = space.memory(&plan, *offload);
+            let update = update_bound(&workload, *offload, machine, &processor);
+            for (load, it) in of_dtype() {
+                part.candidates += 1;
+                let memory = match space.fits(memory, it) {
+                    Ok(memory) => memory,
+                    Err(unfit) => {
+                        *part.unfit.entry(unfit).or_default() += 1;
+                        continue;
+                    }
+                };
+                // Many choices have no candidate that fits.
+                if cost.is_none() {
+                    let groups = Arc::clone(&self.groups[&choice.mesh]);
+                    let sizes = PlanSizes::of(&plan, workload.offload)?;
+                    let Workload { computation, batch, .. } = &workload;
+                    let costs = OnMachine::of(computation, batch, &sizes, machine, groups)?;
+                    cost = Some(PlanCost::new(&workload, &costs, on));
+                }
+                let Some(cost) = &cost else { continue };
+                let bound = space.tokens(it) as f64 / cost.seconds(it, update);
+                #[expect(clippy::cast_possible_truncation, reason = "there are 2^21 candidates")]
+                let (choice, load) = (index as u32, load as u32);
+                part.fits.push(FittingCandidate { bound, memory, choice, load, offload: *offload });
+            }
+        }
+        Ok(part)
+    }
+
+    /// Returns the numbers of all that fit.
+    pub(super) fn indices(&self) -> impl Iterator<Item = u32> + use<> {
+        #[expect(clippy::cast_possible_truncation, reason = "there are 2^21 candidates")]
+        let count = self.fits.len() as u32;
+        0..count
+    }
+
+    pub(super) fn choice(&self, fit: &FittingCandidate) -> &PlanChoice {
+        &self.choices[fit.choice as usize]
+    }
+
+    fn load(&self, fit: &FittingCandidate) -> &Load {
+        &self.loads[fit.load as usize]
+    }
+
+    pub(super) fn tokens(&self, fit: &FittingCandidate) -> u64 {
+        self.space.tokens(self.load(fit))
+    }
+
+    /// Returns the place of its mesh, and the tokens of a step.
+    pub(super) fn kind(&self, fit: &FittingCandidate) -> (usize, u64) {
+        (self.choice(fit).mesh.shard_size(), self.tokens(fit))
+    }
+
+    pub(super) fn cell(&self, fit: &FittingCandidate) -> Cell {
+        let mesh = self.choice(fit).mesh;
+        (mesh.replicate_size(), mesh.shard_size(), self.load(fit).microbatches)
+    }
+
+    pub(super) fn groups_of(&self, fit: &FittingCandidate) -> &Arc<MeshGroups> {
+        &self.groups[&self.choice(fit).mesh]
+    }
+
+    /// Returns the step of a candidate, with a plan of its own.
+    pub(super) fn workload(&self, fit: &FittingCandidate) -> Result<Workload, Error> {
+        let plan = Arc::new(self.space.plan(self.choice(fit))?);
+        Ok(self.space.workload(&plan, self.load(fit), fit.offload))
+    }
+}
+
+/// Seconds that a part of a step takes at least: of rank 0's thread, of its device, and of its
+/// stream of collectives.
+#[derive(Clone, Copy, Debug, Default)]
+struct Least {
+    host: f64,
+    device: f64,
+    stream: f64,
+}
+
+impl Least {
+    fn add(&mut self, other: Self, times: f64) {
+        self.host += other.host * times;
+        self.device += other.device * times;
+        self.stream += other.stream * times;
+    }
+}
+
+/// Costs that a plan adds to the computation of a step: its operations, and its work on gradients
+/// and parameters except the update.
+struct PlanCost {
+    /// Costs of every microbatch but the last.
+    repeated: Least,
+    /// Costs of the rest of the step.
+    once: Least,
+}
+
+/// Times are rounded to picoseconds.
+const ROUNDING: f64 = 1.0 - 1e-6;
+
+impl PlanCost {
+    /// Returns the costs of a plan, which are those of any of its workloads with two microbatches.
+    pub(super) fn new(workload: &Workload, costs: &OnMachine<'_>, on: Placement) -> Self {
+        let orders = Orders::all_present(&workload.plan, workload.microbatches, on);
+        let mut cost = Self { repeated: Least::default(), once: Least::default() };
+        // The opening, the repeated microbatch, and the last.
+        for (index, block) in orders.of[&Data::Present].blocks.iter().enumerate() {
+            let least = of_block(block, costs, on);
+            if index == 1 { cost.repeated = least } else { cost.once.add(least, 1.0) }
+        }
+        cost
+    }
+
+    /// Returns the least seconds of a step. Each rank has a thread, a device and a stream that do
+    /// one thing after the other.
+    pub(super) fn seconds(&self, load: &Load, update: Least) -> f64 {
+        let microbatch = Least {
+            host: load.microbatch.host.seconds(),
+            device: load.microbatch.device.seconds(),
+            stream: 0.0,
+        };
+        let mut sum = self.once;
+        sum.add(update, 1.0);
+        sum.add(microbatch, load.microbatches as f64);
+        sum.add(self.repeated, load.microbatches.saturating_sub(1) as f64);
+        sum.host.max(sum.device).max(sum.stream) * ROUNDING
+    }
+}
+
+/// Returns the cost of the update with a part of the model in the host's memory.
+fn update_bound(
+    workload: &Workload,
+    offload: Offload,
+    machine: &Machine,
+    processor: &Processor,
+) -> Least {
+    let cost = update_cost(&workload.plan, offload, machine, processor);
+    Least { host: cost.host.seconds(), device: cost.device.seconds(), stream: 0.0 }
+}
+
+fn of_block(block: &Block, costs: &OnMachine<'_>, on: Placement) -> Least {
+    let mut least = Least::default();
+    for action in &block.actions {
+        let Action::Compute(work) = action else { continue };
+        if matches!(work, Work::Accumulate(_) | Work::Fold(_) | Work::Norm) {
+            let cost = costs.work(*work);
+            least.host += cost.host.seconds();
+            least.device += cost.device.seconds();
+        }
+    }
+    for operation in &block.operations {
+        let cost = costs.operation(operation, costs.shape(operation.members, Rank::new(0)));
+        least.host += cost.host.seconds();
+        match (operation.channel, on) {
+            // The thread waits for it.
+            (Channel::Control, _) => least.host += cost.link.seconds(),
+            (_, Placement::Device) => least.stream += cost.link.seconds(),
+            (_, Placement::Host) => {}
+        }
+    }
+    least
+}
