@@ -148,6 +148,27 @@ fn text_of(words: &[u64]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::{DataError, GradientError};
+
+    #[test]
+    fn mistakes_of_different_kinds_at_one_place_differ() {
+        let place = Location::caller();
+        let unused = GradientError::UnusedParameters {
+            step: 3,
+            parameters: Vec::new(),
+            causes: String::new(),
+        };
+        let mistakes = [
+            Error::Data(DataError::EmptyEvaluation { step: 3 }),
+            Error::Data(DataError::EmptyStep { step: 3, ranks: Vec::new() }),
+            Error::Gradients(unused),
+            Error::Options { what: "a value".to_owned() },
+        ]
+        .map(|error| mistake(&error, 3, place));
+        for (at, mistake) in mistakes.iter().enumerate() {
+            assert!(!mistakes[..at].contains(mistake), "{at}");
+        }
+    }
 
     #[test]
     fn a_length_that_no_memory_holds_is_no_text() {
