@@ -13,7 +13,7 @@ use hsdp_train::file::Output;
 use hsdp_train::stderr::in_one_line;
 use hsdp_train::{file, print};
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::model::find_machine;
 use crate::output::cannot_write;
 
@@ -44,7 +44,7 @@ pub(crate) struct CalibrateArgs {
 }
 
 /// Fits the machine, prints the errors of all rows and the fitted numbers, and writes the machine.
-pub(crate) fn run(options: &CalibrateArgs) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(options: &CalibrateArgs) -> Result<CommandOutcome, Box<dyn Error>> {
     let machine_file = Path::new(&options.machine);
     let inputs = [machine_file, &options.steps].into_iter().chain(options.all_reduce.as_deref());
     let out = Output::check(&options.out, &inputs.collect::<Vec<_>>()).map_err(cannot_write)?;
@@ -74,7 +74,7 @@ pub(crate) fn run(options: &CalibrateArgs) -> Result<Outcome, Box<dyn Error>> {
     out.write_all(fitted.machine.to_toml()).map_err(cannot_write)?;
     let wrote = in_one_line(options.out.display());
     print(format_args!("{}{}\nwrote {wrote}", told.rows, told.numbers))?;
-    Ok(Outcome::Well)
+    Ok(CommandOutcome::Well)
 }
 
 fn predict_all_reduce(
@@ -132,7 +132,7 @@ impl Told {
 }
 
 /// Prints the prediction for each row of a table of measured steps, and the errors of all.
-pub(crate) fn against(table: &Path, machine: &Machine) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn against(table: &Path, machine: &Machine) -> Result<CommandOutcome, Box<dyn Error>> {
     let rows = read(table, read_steps)?;
     let mut placing = Placing::new(machine);
     let mut text = String::new();
@@ -146,7 +146,7 @@ pub(crate) fn against(table: &Path, machine: &Machine) -> Result<Outcome, Box<dy
     }
     text += &format!("{} steps, {}", rows.len(), summary(&Errors::of(pairs)));
     print(text)?;
-    Ok(Outcome::Well)
+    Ok(CommandOutcome::Well)
 }
 
 /// Returns the line of a row.

@@ -8,7 +8,7 @@ use hsdp_simulator::{Schedules, Verdict, judge};
 use hsdp_train::stderr::in_one_line;
 use hsdp_train::{file, print};
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::trace::{rank_of, read_records};
 
 /// Maximum number of bytes in a file.
@@ -24,12 +24,12 @@ pub(crate) struct CheckArgs {
 }
 
 /// Prints the verdict of each file, in their order, until one cannot be read.
-pub(crate) fn run(options: &CheckArgs) -> Result<Outcome, Box<dyn Error>> {
-    let mut outcome = Outcome::Well;
+pub(crate) fn run(options: &CheckArgs) -> Result<CommandOutcome, Box<dyn Error>> {
+    let mut outcome = CommandOutcome::Well;
     for file in &options.files {
         let verdict = judge(&read(file)?);
         if verdict != Verdict::Ok {
-            outcome = Outcome::Wrong;
+            outcome = CommandOutcome::Wrong;
         }
         // Each file has one line, even if its name has a newline.
         print(in_one_line(format_args!("{}: {verdict}", file.display())))?;

@@ -14,7 +14,7 @@ use hsdp_checkpoint::{
 use hsdp_train::print;
 use hsdp_train::stderr::in_one_line;
 
-use crate::Outcome;
+use crate::CommandOutcome;
 
 /// Subcommands of `hsdp checkpoint`.
 #[derive(Debug, Subcommand)]
@@ -55,7 +55,7 @@ pub(crate) enum Format {
 }
 
 impl CheckpointCommand {
-    pub(crate) fn run(self) -> Result<Outcome, Box<dyn Error>> {
+    pub(crate) fn run(self) -> Result<CommandOutcome, Box<dyn Error>> {
         match self {
             Self::Ls(options) => ls::run(&options),
             Self::Verify(options) => verify(&options),
@@ -123,13 +123,13 @@ pub(crate) struct VerifyArgs {
 
 /// Prints a line for each intact checkpoint, for each error, and for each checkpoint that a running
 /// job has removed meanwhile, which is no damage.
-pub(crate) fn verify(options: &VerifyArgs) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn verify(options: &VerifyArgs) -> Result<CommandOutcome, Box<dyn Error>> {
     let store = store(&options.directory);
     let steps = options.step.map_or_else(|| store.steps(), |step| Ok(vec![step]))?;
     if steps.is_empty() {
         return Err(format!("there is no checkpoint in {}", options.directory.display()).into());
     }
-    let mut outcome = Outcome::Well;
+    let mut outcome = CommandOutcome::Well;
     for step in steps {
         let wrong = match store.open(step) {
             Ok(generation) => generation.verify(),
@@ -146,7 +146,7 @@ pub(crate) fn verify(options: &VerifyArgs) -> Result<Outcome, Box<dyn Error>> {
             print(format_args!("step {step}: intact"))?;
         }
         for error in wrong {
-            outcome = Outcome::Wrong;
+            outcome = CommandOutcome::Wrong;
             print(in_one_line(format_args!("step {step}: {error}")))?;
         }
     }
@@ -172,7 +172,7 @@ pub(crate) struct ExportArgs {
     average: bool,
 }
 
-pub(crate) fn export_weights(options: &ExportArgs) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn export_weights(options: &ExportArgs) -> Result<CommandOutcome, Box<dyn Error>> {
     let most = options.file_size.saturating_mul(1_000_000);
     let weights = if options.average { Weights::Average } else { Weights::Trained };
     let (step, exported) = options.which.read(|generation| {
@@ -183,7 +183,7 @@ pub(crate) fn export_weights(options: &ExportArgs) -> Result<Outcome, Box<dyn Er
     print(in_one_line(format_args!(
         "step {step}: {tensors} tensors of {bytes} bytes in {files} files, in {out}"
     )))?;
-    Ok(Outcome::Well)
+    Ok(CommandOutcome::Well)
 }
 
 /// ReshardArgs of `hsdp checkpoint reshard`.
@@ -202,11 +202,11 @@ pub(crate) struct ReshardArgs {
 }
 
 /// Writes the copy, one file after the other. The content of one file at a time is in memory.
-pub(crate) fn reshard(options: &ReshardArgs) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn reshard(options: &ReshardArgs) -> Result<CommandOutcome, Box<dyn Error>> {
     options.which.read(|generation| copy(generation, options))
 }
 
-fn copy(generation: &Generation, options: &ReshardArgs) -> Result<Outcome, Box<dyn Error>> {
+fn copy(generation: &Generation, options: &ReshardArgs) -> Result<CommandOutcome, Box<dyn Error>> {
     let manifest = generation.manifest();
     let count = usize::from(options.files);
     let mut lease = store(&options.out).lease("hsdp checkpoint reshard")?;
@@ -220,7 +220,7 @@ fn copy(generation: &Generation, options: &ReshardArgs) -> Result<Outcome, Box<d
     let committed = draft.commit(head(manifest), count)?;
     let path = in_one_line(committed.path.display());
     print(format_args!("step {}: {count} files, in {path}", manifest.step))?;
-    Ok(Outcome::Well)
+    Ok(CommandOutcome::Well)
 }
 
 /// Writes this writer's part of each tensor.
@@ -235,7 +235,8 @@ fn write_part(
         let [index, of] = [writer.index, writer.of].map(|it| it as u64);
         // The first files have one more element if the elements cannot be divided evenly.
         let cut = |index: u64| numel / of * index + index.min(numel % of);
-        let (begin, end) = (cut(index), cut(index + 1));
+        let begin = cut(index);
+        let end = cut(index + 1);
         if begin < end {
             let mut values = vec![0.0; usize::try_from(end - begin)?];
             generation.read(name, begin, &mut values)?;

@@ -6,7 +6,7 @@ use clap::{Args, Command, CommandFactory as _, ValueEnum};
 use clap_complete::{Shell, generate};
 use hsdp_train::print;
 
-use crate::{Outcome, ProgramArgs};
+use crate::{CommandOutcome, ProgramArgs};
 
 /// Options of `hsdp completions`.
 #[derive(Args, Debug)]
@@ -28,7 +28,7 @@ enum SupportedShell {
 }
 
 /// Prints the script.
-pub(crate) fn run(options: &CompletionsArgs) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(options: &CompletionsArgs) -> Result<CommandOutcome, Box<dyn Error>> {
     let shell = match options.shell {
         SupportedShell::Bash => Shell::Bash,
         SupportedShell::Zsh => Shell::Zsh,
@@ -37,7 +37,7 @@ pub(crate) fn run(options: &CompletionsArgs) -> Result<Outcome, Box<dyn Error>> 
     let mut script = Vec::new();
     generate(shell, &mut shown(), "hsdp", &mut script);
     print(String::from_utf8(script)?)?;
-    Ok(Outcome::Well)
+    Ok(CommandOutcome::Well)
 }
 
 /// Returns the program without its hidden commands, which scripts would otherwise offer.

@@ -14,7 +14,7 @@ use hsdp_train::{print, print_json};
 use serde::Serialize;
 
 use self::library::{LoaderPlaces, Sought};
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::mpirun::{ADVICE, MpiFamily, Mpirun};
 
 /// Options of `hsdp doctor`.
@@ -85,7 +85,7 @@ const LIBRARIES: [Sought; 4] = [
 ];
 
 /// Prints a line for each item.
-pub(crate) fn run(options: &DoctorArgs) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(options: &DoctorArgs) -> Result<CommandOutcome, Box<dyn Error>> {
     let places = LoaderPlaces::of_the_loader();
     let mut findings: Vec<DoctorFinding> =
         LIBRARIES.iter().map(|sought| library::find(sought, &places)).collect();
@@ -94,7 +94,7 @@ pub(crate) fn run(options: &DoctorArgs) -> Result<Outcome, Box<dyn Error>> {
         true => print_json(&serde_json::to_value(findings)?)?,
         false => print(findings.iter().map(|it| in_one_line(it) + "\n").collect::<String>())?,
     }
-    Ok(Outcome::Well)
+    Ok(CommandOutcome::Well)
 }
 
 /// Lists the features that this program was built with. The training program has features of its
@@ -112,12 +112,20 @@ fn features() -> DoctorFinding {
 
 impl DoctorFinding {
     fn note(key: &'static str, what: &'static str) -> Self {
-        let (version, path, said, advice) = (None, None, None, None);
-        Self { key, what, state: FindingState::Note, version, path, said, advice }
+        Self {
+            key,
+            what,
+            state: FindingState::Note,
+            version: None,
+            path: None,
+            said: None,
+            advice: None,
+        }
     }
 
     fn missing(key: &'static str, what: &'static str, said: String, advice: &str) -> Self {
-        let (said, advice) = (Some(said), Some(advice.to_owned()));
+        let said = Some(said);
+        let advice = Some(advice.to_owned());
         Self { state: FindingState::Missing, said, advice, ..Self::note(key, what) }
     }
 }
@@ -212,7 +220,8 @@ fn read_own() -> Result<(), nix::Error> {
     use nix::sys::uio::{RemoteIoVec, process_vm_readv};
     use nix::unistd::Pid;
 
-    let (there, mut here) = ([7_u8], [0_u8]);
+    let there = [7_u8];
+    let mut here = [0_u8];
     let remote = RemoteIoVec { base: there.as_ptr() as usize, len: there.len() };
     process_vm_readv(Pid::this(), &mut [IoSliceMut::new(&mut here)], &[remote]).map(|_| ())
 }

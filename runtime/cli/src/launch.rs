@@ -14,10 +14,9 @@
 //! group. When the attendant dies, the system kills the command.
 //!
 //! In reading order: `attempt` (one start of all ranks), `supervisor` (the reaction to the end of a
-//! rank, and to signals), `job` (the processes to start), `files` (the limit of open files),
-//! `ranks` (messages from attendants), `frame` (their encoding), `claims` and `peer` (the checks of
-//! an attendant that connects), `attendant`, `pipes`, `replace`, `terminal`, `writer`, `window` and
-//! `lines` (output and logs), `threads`.
+//! rank, and to signals), `job` (the processes to start, and their environment), `ranks` (messages
+//! from attendants, and the checks of an attendant that connects), `frame` (the messages and their
+//! encoding), `attendant`, `terminal` (output and logs).
 //!
 //! The reader of the output may block. Then the lines of ranks wait, and so do the ranks. The
 //! launcher does not wait: it learns of the end of each rank, and ends the job in time. It counts
@@ -45,12 +44,12 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use self::attempt::Attempt;
+use self::attempt::LaunchAttempt;
 use self::job::LaunchJob;
 use self::ranks::{AttendantSocket, JobEvent, News};
 use self::supervisor::Outlook;
 use self::terminal::Terminal;
-use crate::Outcome;
+use crate::CommandOutcome;
 
 /// Options of `hsdp launch`.
 #[derive(Args, Debug)]
@@ -101,14 +100,14 @@ impl LaunchArgs {
 
 /// Starts the ranks, and starts them again after a failure as often as the options permit. Returns
 /// the exit code of the last attempt.
-pub(crate) fn run(options: &LaunchArgs) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(options: &LaunchArgs) -> Result<CommandOutcome, Box<dyn Error>> {
     let job = LaunchJob::of(options)?;
     allow_files(options)?;
     let terminal = Arc::new(Terminal::new(options.logs.clone())?);
     let outcome = run_attempts(options, &job, &terminal).unwrap_or_else(|error| {
         // The reader of stderr may block, and only this writer has a bound.
         terminal.say(&error.to_string());
-        Outcome::Ended(REFUSED)
+        CommandOutcome::Ended(REFUSED)
     });
     terminal.finish();
     Ok(outcome)
@@ -118,15 +117,16 @@ fn run_attempts(
     options: &LaunchArgs,
     job: &LaunchJob,
     terminal: &Arc<Terminal>,
-) -> Result<Outcome, Box<dyn Error>> {
+) -> Result<CommandOutcome, Box<dyn Error>> {
     let (events, received) = mpsc::channel();
     let ranks = AttendantSocket::listen(&events, terminal)?;
     forward_signals(&events)?;
-    let (mut number, mut lost) = (0, 0);
+    let mut number = 0;
+    let mut lost = 0;
     loop {
         terminal.begin(number, options.ranks, job.starter())?;
         ranks.begin(number, options.ranks);
-        let attempt = Attempt { number, job, grace: options.grace(), terminal };
+        let attempt = LaunchAttempt { number, job, grace: options.grace(), terminal };
         let mut ended = attempt.run(&events, &received, &ranks)?;
         // Ranks whose output is lost in any attempt have not succeeded.
         lost += ended.lost;
@@ -136,7 +136,7 @@ fn run_attempts(
             terminal.say(&line);
         }
         if ended.is_final() || outlook == Outlook::Last {
-            return Ok(Outcome::Ended(ended.code()));
+            return Ok(CommandOutcome::Ended(ended.code()));
         }
         number += 1;
     }

@@ -97,16 +97,16 @@ fn main() -> ExitCode {
         let options: ProgramArgs = command_line::read().map_err(Failure::input)?;
         Warnings::of("hsdp").listen().map_err(Failure::work)?;
         match options.command.run().map_err(Failure::input)? {
-            Outcome::Well => Ok(ExitCode::SUCCESS),
-            Outcome::Wrong => Ok(ExitCode::FAILURE),
+            CommandOutcome::Well => Ok(ExitCode::SUCCESS),
+            CommandOutcome::Wrong => Ok(ExitCode::FAILURE),
             #[cfg(unix)]
-            Outcome::Ended(code) => Ok(ExitCode::from(code)),
+            CommandOutcome::Ended(code) => Ok(ExitCode::from(code)),
         }
     })
 }
 
 impl Command {
-    fn run(self) -> Result<Outcome, Box<dyn Error>> {
+    fn run(self) -> Result<CommandOutcome, Box<dyn Error>> {
         match self {
             Self::Checkpoint(command) => command.run(),
             Self::Plan(options) => plan::run(&options),
@@ -129,7 +129,7 @@ impl Command {
 
 /// Result of a command that could be carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum CommandOutcome {
     /// Success.
     Well,
     /// Checkpoints are broken or differ, or operations of schedules do not complete, and the output

@@ -20,7 +20,7 @@ use self::choices::{Choices, PlannedOptimizer};
 use self::report::{MemoryPlace, PlacedMemory, StepTraffic};
 use crate::model::Model;
 use crate::output::cannot_write;
-use crate::{Outcome, output};
+use crate::{CommandOutcome, output};
 
 /// Options of `hsdp plan`.
 #[derive(Args, Debug)]
@@ -78,7 +78,7 @@ struct Planned {
 }
 
 /// Plans a model, draws it if requested, and prints memory and traffic.
-pub(crate) fn run(options: &PlanArgs) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(options: &PlanArgs) -> Result<CommandOutcome, Box<dyn Error>> {
     options.choices.check(options.device)?;
     let described = Model::file(&options.choices.model);
     let inputs = [&*described];
@@ -106,7 +106,7 @@ pub(crate) fn run(options: &PlanArgs) -> Result<Outcome, Box<dyn Error>> {
     } else {
         print(report::text(&planned))?;
     }
-    Ok(Outcome::Well)
+    Ok(CommandOutcome::Well)
 }
 
 fn planned(options: &PlanArgs) -> Result<Planned, String> {
@@ -117,7 +117,8 @@ fn planned(options: &PlanArgs) -> Result<Planned, String> {
         PlanDevice::Cuda => PlacedMemory::on_device(&plan, choices.offload),
     };
     let world = StepTraffic::of(&plan, choices.microbatches);
-    let (name, optimizer) = (choices.model.clone(), choices.optimizer);
+    let name = choices.model.clone();
+    let optimizer = choices.optimizer;
     Ok(Planned { name, optimizer, plan, memory, world })
 }
 
@@ -149,7 +150,8 @@ fn in_json(planned: &Planned) -> Value {
 }
 
 fn unit_json(planned: &Planned, unit: UnitId) -> Value {
-    let (spec, layout) = (&planned.plan.spec()[unit], planned.plan.layout(unit));
+    let spec = &planned.plan.spec()[unit];
+    let layout = planned.plan.layout(unit);
     json!({
         "name": spec.name,
         "parameters": spec.params.len(),

@@ -24,7 +24,7 @@ use crate::model::{Adapters, Model, find_machine, memory_of};
 use crate::output::cannot_write;
 use crate::plan::choices::PlannedOptimizer;
 use crate::simulate::{CONTEXT, MAX_CONTEXT};
-use crate::{Outcome, output, simulate};
+use crate::{CommandOutcome, output, simulate};
 
 /// Maximum number of ranks in a search, which looks at all ranks for each mesh.
 const MAX_RANKS: u64 = 1 << 14;
@@ -152,7 +152,7 @@ impl Searched<'_> {
 }
 
 /// Searches, and prints the best steps.
-pub(crate) fn run(options: &SearchArgs) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(options: &SearchArgs) -> Result<CommandOutcome, Box<dyn Error>> {
     let described = Model::file(&options.model);
     let inputs = [&*described, Path::new(&options.machine)];
     let html = output::check(options.html.as_ref(), &inputs)?;
@@ -192,7 +192,7 @@ pub(crate) fn run(options: &SearchArgs) -> Result<Outcome, Box<dyn Error>> {
         true => print_json(&in_json(&searched))?,
         false => print(report(&searched))?,
     }
-    Ok(Outcome::Well)
+    Ok(CommandOutcome::Well)
 }
 
 /// Returns the whole result. Times are in seconds.

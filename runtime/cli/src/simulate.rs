@@ -17,7 +17,7 @@ use hsdp_train::stdout::table;
 use hsdp_train::{print, print_json};
 use serde_json::{Map, Value, json};
 
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::calibrate::against;
 use crate::model::{find_machine, memory_of};
 use crate::plan::PlanDevice;
@@ -89,7 +89,7 @@ struct Simulated<'a> {
 }
 
 /// Simulates a step and prints its time, or simulates the steps of a table.
-pub(crate) fn run(options: &SimulateArgs) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(options: &SimulateArgs) -> Result<CommandOutcome, Box<dyn Error>> {
     let machine = find_machine(&options.machine)?;
     if let Some(table) = &options.against {
         return against(table, &machine);
@@ -105,7 +105,7 @@ pub(crate) fn run(options: &SimulateArgs) -> Result<Outcome, Box<dyn Error>> {
         true => print_json(&in_json(&simulated))?,
         false => print(report(&simulated))?,
     }
-    Ok(Outcome::Well)
+    Ok(CommandOutcome::Well)
 }
 
 /// Refuses a step that takes no time, because its speed would not be a number.
@@ -207,7 +207,8 @@ fn report(simulated: &Simulated<'_>) -> String {
 
 fn heading(simulated: &Simulated<'_>) -> String {
     let Simulated { choices, machine, workload, prediction, .. } = simulated;
-    let (mesh, step) = (workload.plan.mesh(), prediction.timing.step);
+    let mesh = workload.plan.mesh();
+    let step = prediction.timing.step;
     let ranks = mesh.world_size();
     let speed = prediction.tokens_per_second();
     format!(
@@ -257,7 +258,8 @@ fn links(simulated: &Simulated<'_>) -> String {
     let colors = 0..prediction.timing.ranks.len();
     let parts = |level| colors.clone().map(move |color| prediction.link_utilisation(color, level));
     let part = |level| 100.0 * parts(level).fold(0.0, f64::max);
-    let (inside, between) = (part(Level::Machine), part(Level::Network));
+    let inside = part(Level::Machine);
+    let between = part(Level::Network);
     match simulated.machine.device() {
         Some(_) => format!(
             "links are busy for at most {inside:.1} % of the step in a machine, {between:.1} % between machines"

@@ -13,7 +13,7 @@ use hsdp_train::stderr::in_one_line;
 use hsdp_train::{file, print, print_json};
 use serde_json::{Value, json};
 
-use crate::Outcome;
+use crate::CommandOutcome;
 
 /// Options of `hsdp trace`.
 #[derive(Args, Debug)]
@@ -29,7 +29,7 @@ pub(crate) struct TraceArgs {
 }
 
 /// Reads and explains the records.
-pub(crate) fn run(options: &TraceArgs) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(options: &TraceArgs) -> Result<CommandOutcome, Box<dyn Error>> {
     let mut explanation = explain(&read_records(&options.dumps)?);
     match options.json {
         true => print_json(&in_json(&explanation))?,
@@ -39,7 +39,7 @@ pub(crate) fn run(options: &TraceArgs) -> Result<Outcome, Box<dyn Error>> {
             print(explanation)?;
         }
     }
-    Ok(Outcome::Well)
+    Ok(CommandOutcome::Well)
 }
 
 /// Returns the whole explanation. Times are in seconds.
@@ -119,7 +119,8 @@ const MAX_BYTES: u64 = 1 << 30;
 
 /// Reads records from the files themselves, and from folders all files with the name of a record.
 pub(crate) fn read_records(dumps: &[PathBuf]) -> Result<Vec<FlightRecord>, String> {
-    let (mut records, mut left) = (Vec::new(), MAX_BYTES);
+    let mut records = Vec::new();
+    let mut left = MAX_BYTES;
     for dump in dumps {
         for file in files_of(dump)? {
             records.push(read_one(&file, &mut left)?);

@@ -141,7 +141,10 @@ impl<R: Sync, P: Fn(&Machine, &R) -> Result<Time, Error> + Sync> NumbersFit<'_, 
             let (row, time) = &self.measured.rows[*row];
             Ok(logarithm((self.predict)(&machine, row)?, *time))
         };
-        let rows = rows.par_iter().with_min_len(ROWS_OF_THREAD);
+        if rows.len() <= ROWS_OF_THREAD {
+            return rows.iter().map(logarithm).collect();
+        }
+        let rows = rows.par_iter().with_min_len(ROWS_OF_THREAD / 2);
         let all: Vec<Result<f64, Error>> = rows.map(logarithm).collect();
         all.into_iter().collect()
     }
@@ -369,7 +372,8 @@ fn starts_around(own: &[f64], ranges: &[Range]) -> Vec<Vec<f64>> {
 /// Returns the digits of `index` in `base`, behind the point and in reverse order: 6 = 110 in base
 /// 2 gives 0.011.
 fn mirrored(mut index: usize, base: usize) -> f64 {
-    let (mut sum, mut unit) = (0.0, 1.0);
+    let mut sum = 0.0;
+    let mut unit = 1.0;
     while index > 0 {
         unit /= base as f64;
         sum += unit * (index % base) as f64;

@@ -2,9 +2,9 @@
 //! them.
 //!
 //! CHECK.md beside the sources has the format, the rules, and the reason why one order decides for
-//! all timings. In reading order: `schedules` (what the hosts of all ranks do), `json`, `records`
-//! (the same of a world that was cut off), `judge`, `verdict`, `explanation` and `cycles` (the
-//! shortest reason for a deadlock), `ranks` (lists of ranks in words).
+//! all timings. In reading order: `schedules` (the actions of the hosts of all ranks), `json`,
+//! `records` (schedules of a world that was cut off), `judge` (the fixed point, with its verdict),
+//! `explanation` (the shortest reason for a deadlock).
 
 mod explanation;
 mod json;

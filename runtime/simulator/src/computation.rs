@@ -17,7 +17,7 @@ pub(crate) use self::kernels::update_bytes;
 pub use self::shapes::{Attention, Gpt, Hints, Scores, is_attention, is_lookup};
 
 use self::kernels::Kernels;
-use self::shapes::{MatrixProduct, Tied, UnitShapes};
+use self::shapes::{LayerProduct, Tied, UnitShapes};
 use crate::{Error, WorkCost};
 
 /// The computation of a model, unit by unit, in the order of the forward.
@@ -53,7 +53,7 @@ impl Computation {
         let targets = model.ties().filter_map(|(alias, _)| model.find(alias));
         let tied = targets.filter_map(|id| {
             let compute = model[id.unit].compute_dtype;
-            Some(Tied { product: MatrixProduct::of(&model[id])?, compute })
+            Some(Tied { product: LayerProduct::of(&model[id])?, compute })
         });
         let tied: Vec<_> = tied.collect();
         let of_unit = |unit: &UnitShapes| Some((unit.products.last()?.larger(), unit.compute));
@@ -64,7 +64,7 @@ impl Computation {
         Ok(Self { units, repeats, tied, classes, classes_in })
     }
 
-    fn products(&self) -> impl Iterator<Item = &MatrixProduct> {
+    fn products(&self) -> impl Iterator<Item = &LayerProduct> {
         let tied = self.tied.iter().map(|tied| &tied.product);
         self.units.iter().flat_map(|unit| &unit.products).chain(tied)
     }
@@ -152,9 +152,7 @@ impl Computation {
     pub fn most_kept(&self, batch: &Batch) -> ByteCount {
         kept_by_model(&self.units, self.classes, self.classes_in, batch)
     }
-}
 
-impl Computation {
     /// Sums the costs of a microbatch: all of its kernels, and all launches of the host.
     #[must_use]
     pub(crate) fn of_microbatch(&self, batch: &Batch, on: &Processor) -> WorkCost {
@@ -181,7 +179,7 @@ impl Computation {
     }
 }
 
-fn of_product(product: &MatrixProduct, batch: &Batch) -> f64 {
+fn of_product(product: &LayerProduct, batch: &Batch) -> f64 {
     let times = if product.role == Role::Trainable { 3.0 } else { 2.0 };
     2.0 * times * product.elements() * batch.tokens()
 }
@@ -225,7 +223,7 @@ fn kept_by_model(
 /// Returns the bytes that a unit keeps.
 fn kept_bytes(unit: &UnitShapes, batch: &Batch) -> f64 {
     // The first product may be narrower, such as that of an adapter.
-    let inputs = unit.products.iter().map(MatrixProduct::smaller).max().unwrap_or(0) as f64;
+    let inputs = unit.products.iter().map(LayerProduct::smaller).max().unwrap_or(0) as f64;
     let computed = unit.widths() * batch.tokens();
     let stored = unit.attention.filter(|it| it.scores == Scores::Stored);
     let scores = stored.map_or(0.0, |attention| batch.scores(&attention));

@@ -107,20 +107,20 @@ pub enum Reference {
 
 /// The operations that a walk through the blocks of a rank has issued, each as a handle.
 #[derive(Debug)]
-pub(crate) struct Issued<H> {
+pub(crate) struct IssuedHandles<H> {
     /// Operations of the block, by index.
     here: Vec<Option<H>>,
     /// Reduce-scatters of the microbatch before, in the plan's order.
     earlier: Vec<H>,
 }
 
-impl<H> Default for Issued<H> {
+impl<H> Default for IssuedHandles<H> {
     fn default() -> Self {
         Self { here: Vec::new(), earlier: Vec::new() }
     }
 }
 
-impl<H: Clone> Issued<H> {
+impl<H: Clone> IssuedHandles<H> {
     /// Begins a block.
     pub(crate) fn begin(&mut self, block: &Block) {
         self.here.clear();

@@ -76,6 +76,9 @@ impl fmt::Display for Number {
 }
 
 impl Machine {
+    /// The names of the bundled machines.
+    pub const BUNDLED: [&str; bundled::NAMES.len()] = bundled::NAMES;
+
     /// Returns its device; none for a host.
     #[must_use]
     pub const fn device(&self) -> Option<&Device> {
@@ -147,6 +150,47 @@ impl Machine {
                 }
             }
         }
+    }
+
+    /// Returns the bundled machine of that name.
+    ///
+    /// # Errors
+    /// [`Error::UnknownMachine`]
+    pub fn bundled(name: &str) -> Result<Self, Error> {
+        let unknown = || Error::UnknownMachine { name: name.to_owned() };
+        Self::from_toml(bundled::file(name).ok_or_else(unknown)?)
+    }
+
+    /// Reads a machine file.
+    ///
+    /// # Errors
+    /// [`Error::MachineFile`], with the line and the key, if the text is no TOML, if a number is
+    /// missing, unknown, without a unit or a source, or physically impossible, or if a table does
+    /// not belong to the machine's kind.
+    pub fn from_toml(text: &str) -> Result<Self, Error> {
+        let syntax = |error: toml::de::Error| problem(text, String::new(), &error);
+        let deserializer = toml::Deserializer::parse(text).map_err(syntax)?;
+        let file: Result<MachineFile, _> = serde_path_to_error::deserialize(deserializer);
+        file.map_err(|error| problem(text, error.path().to_string(), error.inner()))?.machine()
+    }
+
+    /// Returns the machine as a file: [`from_toml`](Self::from_toml) reads it as the same machine.
+    #[must_use]
+    pub fn to_toml(&self) -> String {
+        let kind = if self.device().is_some() { "device" } else { "host" };
+        let mut lines = format!("name = {}\nkind = \"{kind}\"\n", quoted(&self.name));
+        let mut last = String::new();
+        self.clone().visit(&mut |NumberMut { name, value, source, unit }| {
+            let (table, key) = name.rsplit_once('.').unwrap_or(("", &name));
+            if table != last {
+                let _ = writeln!(lines, "\n[{table}]");
+                last = table.to_owned();
+            }
+            let value = quoted(&text(*value, &unit));
+            let source = quoted(source);
+            let _ = writeln!(lines, "{key} = {{ value = {value}, source = {source} }}");
+        });
+        lines
     }
 }
 
@@ -317,51 +361,6 @@ struct MachineFile {
 enum KindName {
     Device,
     Host,
-}
-
-impl Machine {
-    /// The names of the bundled machines.
-    pub const BUNDLED: [&str; bundled::NAMES.len()] = bundled::NAMES;
-
-    /// Returns the bundled machine of that name.
-    ///
-    /// # Errors
-    /// [`Error::UnknownMachine`]
-    pub fn bundled(name: &str) -> Result<Self, Error> {
-        let unknown = || Error::UnknownMachine { name: name.to_owned() };
-        Self::from_toml(bundled::file(name).ok_or_else(unknown)?)
-    }
-
-    /// Reads a machine file.
-    ///
-    /// # Errors
-    /// [`Error::MachineFile`], with the line and the key, if the text is no TOML, if a number is
-    /// missing, unknown, without a unit or a source, or physically impossible, or if a table does
-    /// not belong to the machine's kind.
-    pub fn from_toml(text: &str) -> Result<Self, Error> {
-        let syntax = |error: toml::de::Error| problem(text, String::new(), &error);
-        let deserializer = toml::Deserializer::parse(text).map_err(syntax)?;
-        let file: Result<MachineFile, _> = serde_path_to_error::deserialize(deserializer);
-        file.map_err(|error| problem(text, error.path().to_string(), error.inner()))?.machine()
-    }
-
-    /// Returns the machine as a file: [`from_toml`](Self::from_toml) reads it as the same machine.
-    #[must_use]
-    pub fn to_toml(&self) -> String {
-        let kind = if self.device().is_some() { "device" } else { "host" };
-        let mut lines = format!("name = {}\nkind = \"{kind}\"\n", quoted(&self.name));
-        let mut last = String::new();
-        self.clone().visit(&mut |NumberMut { name, value, source, unit }| {
-            let (table, key) = name.rsplit_once('.').unwrap_or(("", &name));
-            if table != last {
-                let _ = writeln!(lines, "\n[{table}]");
-                last = table.to_owned();
-            }
-            let (value, source) = (quoted(&text(*value, &unit)), quoted(source));
-            let _ = writeln!(lines, "{key} = {{ value = {value}, source = {source} }}");
-        });
-        lines
-    }
 }
 
 impl MachineFile {

@@ -223,7 +223,8 @@ impl<'a> Searching<'a> {
         let mut by_memory: Vec<u32> = self.fitting.indices().collect();
         by_memory.sort_by_key(|index| fits[*index as usize].memory);
         let mut listed = BestList::default();
-        let (fastest, least) = (self.fastest, self.fastest * LEAST_LISTED);
+        let fastest = self.fastest;
+        let least = self.fastest * LEAST_LISTED;
         let mut upper = f64::INFINITY;
         let mut lower = self.error.floor(fastest);
         let mut band = 0;

@@ -151,7 +151,8 @@ impl<'a> Simulation<'a> {
         let colors = &self.world.colors;
         let of_color = |color: usize| {
             let rank = &self.world.ranks.of[color];
-            let (first, count) = (colors.first(color), colors.count(color));
+            let first = colors.first(color);
+            let count = colors.count(color);
             RankTiming { first, count, step: rank.end(), shares: rank.shares }
         };
         let ranks: Vec<RankTiming> = (0..colors.len()).map(of_color).collect();

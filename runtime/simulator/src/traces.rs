@@ -4,8 +4,7 @@
 mod chakra;
 
 use std::collections::BTreeSet;
-use std::io;
-use std::io::Write;
+use std::io::{self, Write};
 
 use hsdp_sharding::{DType, ModelSpec, UnitId};
 use serde::Serialize;
@@ -122,13 +121,15 @@ impl Traces<'_> {
 
     fn event(&self, span: &Span) -> TraceEvent<String> {
         let (cat, name) = self.name(span.what);
-        let (begins, ends) = (nanoseconds(span.begins), nanoseconds(span.ends));
+        let begins = nanoseconds(span.begins);
+        let ends = nanoseconds(span.ends);
         let slice = TraceSlice { cat, ts: micros(begins), dur: micros(ends - begins) };
         let args = match span.what {
             What::Work(_) | What::Launch(_) => Arguments::Work { microbatch: span.microbatch },
             What::Operation(it) | What::Issue(it) | What::Wait(it) => self.arguments(span, &it),
         };
-        let (pid, tid) = (span.color + 1, thread(span.lane));
+        let pid = span.color + 1;
+        let tid = thread(span.lane);
         TraceEvent { ph: "X", pid, tid, name, slice: Some(slice), args }
     }
 

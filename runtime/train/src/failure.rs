@@ -20,8 +20,8 @@ const SIGTERM: u8 = 15;
 ///
 /// `?` converts every error. Errors in a user's options and files ([`CommandLineError`],
 /// [`FileError`], a folder to which another run writes, [`TooMuch`], a fault that the world cannot
-/// have) become [`Input`](Self::Input). An error that usually means that another rank gave up becomes
-/// [`Peer`](Self::Peer). Every other error becomes [`Work`](Self::Work).
+/// have) become [`Input`](Self::Input). An error that usually means that another rank gave up
+/// becomes [`Peer`](Self::Peer). Every other error becomes [`Work`](Self::Work).
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Failure {
@@ -210,7 +210,8 @@ mod tests {
     struct Adapter(#[source] hsdp::Error);
 
     fn bad_fault() -> hsdp::Error {
-        let (fault, problem) = ("rank 9".to_owned(), "there are 2 ranks".to_owned());
+        let fault = "rank 9".to_owned();
+        let problem = "there are 2 ranks".to_owned();
         hsdp::Error::Comm(CommError::BadFault { fault, problem })
     }
 

@@ -18,7 +18,7 @@ use crate::stderr::in_one_line;
 #[non_exhaustive]
 pub enum FileError {
     /// The file is missing, or the system does not permit this process to read or write it.
-    #[error("{}: {source}", Shown(.path))]
+    #[error("{}: {source}", ShownPath(.path))]
     Io {
         /// The file.
         path: PathBuf,
@@ -26,7 +26,7 @@ pub enum FileError {
         source: io::Error,
     },
     /// It is a directory, a device, a FIFO or a socket. A read of these may never return.
-    #[error("{}: it is {kind}; a regular file is needed", Shown(.path))]
+    #[error("{}: it is {kind}; a regular file is needed", ShownPath(.path))]
     NotRegular {
         /// The file.
         path: PathBuf,
@@ -34,7 +34,7 @@ pub enum FileError {
         kind: &'static str,
     },
     /// It is longer than the limit.
-    #[error("{}: it has more than {most} bytes", Shown(.path))]
+    #[error("{}: it has more than {most} bytes", ShownPath(.path))]
     TooLong {
         /// The file.
         path: PathBuf,
@@ -42,7 +42,7 @@ pub enum FileError {
         most: u64,
     },
     /// One of its lines is longer than the limit.
-    #[error("{}: line {number} has more than {most} bytes", Shown(.path))]
+    #[error("{}: line {number} has more than {most} bytes", ShownPath(.path))]
     LongLine {
         /// The file.
         path: PathBuf,
@@ -52,7 +52,7 @@ pub enum FileError {
         most: u64,
     },
     /// It is also an input of the same command.
-    #[error("{}: it is an input, {}, and would be overwritten", Shown(.path), Shown(.input))]
+    #[error("{}: it is an input, {}, and would be overwritten", ShownPath(.path), ShownPath(.input))]
     IsInput {
         /// The file to write.
         path: PathBuf,
@@ -60,19 +60,19 @@ pub enum FileError {
         input: PathBuf,
     },
     /// Two outputs of a command go to the same file or stream.
-    #[error("{}: it is named twice, and has room for one output", Shown(.path))]
+    #[error("{}: it is named twice, and has room for one output", ShownPath(.path))]
     Twice {
         /// The file to write.
         path: PathBuf,
     },
     /// It is stdout, which the command already uses for output that another program reads.
-    #[error("{}: it is stdout, to which another output goes", Shown(.path))]
+    #[error("{}: it is stdout, to which another output goes", ShownPath(.path))]
     IsStdout {
         /// The file to write.
         path: PathBuf,
     },
     /// It is a mount point, so no other file can take its place.
-    #[error("{}: it is a mount point, which cannot be replaced", Shown(.path))]
+    #[error("{}: it is a mount point, which cannot be replaced", ShownPath(.path))]
     IsMountPoint {
         /// The file to write.
         path: PathBuf,
@@ -81,7 +81,7 @@ pub enum FileError {
     #[error("the name of a file is empty")]
     NoName,
     /// The folder has no file with this extension.
-    #[error("{}: there is no file .{extension} in it", Shown(.path))]
+    #[error("{}: there is no file .{extension} in it", ShownPath(.path))]
     NoFile {
         /// The folder.
         path: PathBuf,
@@ -89,7 +89,7 @@ pub enum FileError {
         extension: String,
     },
     /// It is not UTF-8.
-    #[error("{}: it is not UTF-8 text", Shown(.path))]
+    #[error("{}: it is not UTF-8 text", ShownPath(.path))]
     NotText {
         /// The file.
         path: PathBuf,
@@ -134,11 +134,13 @@ pub fn read_texts(folder: &Path, extension: &str, most: u64) -> Result<String, F
     let mut files = Vec::new();
     collect(folder, extension, &mut files)?;
     if files.is_empty() {
-        let (path, extension) = (folder.to_owned(), extension.to_owned());
+        let path = folder.to_owned();
+        let extension = extension.to_owned();
         return Err(FileError::NoFile { path, extension });
     }
     files.sort();
-    let (mut texts, mut left) = (Vec::new(), most);
+    let mut texts = Vec::new();
+    let mut left = most;
     for path in files {
         let text = read_text(&path, left).map_err(|error| match error {
             FileError::TooLong { .. } => FileError::TooLong { path: folder.to_owned(), most },
@@ -154,7 +156,8 @@ fn collect(folder: &Path, extension: &str, files: &mut Vec<PathBuf>) -> Result<(
     let failed = |source| FileError::Io { path: folder.to_owned(), source };
     for entry in fs::read_dir(folder).map_err(failed)? {
         let entry = entry.map_err(failed)?;
-        let (path, kind) = (entry.path(), entry.file_type().map_err(failed)?);
+        let path = entry.path();
+        let kind = entry.file_type().map_err(failed)?;
         let name = entry.file_name();
         let name = name.to_string_lossy();
         if kind.is_dir() && !name.starts_with('.') && name != "target" {
@@ -247,9 +250,9 @@ fn kind(of: FileType) -> &'static str {
 }
 
 /// Shows a path in one line.
-struct Shown<'a>(&'a Path);
+struct ShownPath<'a>(&'a Path);
 
-impl fmt::Display for Shown<'_> {
+impl fmt::Display for ShownPath<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&in_one_line(self.0.display()))
     }
@@ -302,7 +305,9 @@ impl Iterator for Lines {
             line.pop();
         }
         if line.len() as u64 > self.most {
-            let (path, number, most) = (self.path.clone(), self.number, self.most);
+            let path = self.path.clone();
+            let number = self.number;
+            let most = self.most;
             return Some(Err(FileError::LongLine { path, number, most }));
         }
         Some(Ok(line))

@@ -16,11 +16,10 @@ use serde_json::Value;
 
 pub(crate) use self::metrics::Metrics;
 pub use self::trace::Switch;
-pub(crate) use self::trace::{Recorder, TRACED_STEPS, Trace};
+pub(crate) use self::trace::{TRACED_STEPS, Trace, TraceRecorder};
 
 use crate::failure::Failure;
-use crate::file;
-use crate::file::replace_with;
+use crate::file::{self, replace_with};
 use crate::lock::FolderLock;
 use crate::options::{FLIGHT, RunOptions};
 use crate::warnings::Warnings;
@@ -43,8 +42,8 @@ const OF_RANK: &str = "warnings-rank-";
 const OF_RANK_END: &str = ".jsonl";
 
 /// A folder for the files of one run, which this process has locked.
-pub(crate) struct Output {
-    files: Files,
+pub(crate) struct RunFolder {
+    files: RunFiles,
     _trace: Trace,
     /// Dropped last, because another run may write to the folder after that.
     _lock: FolderLock,
@@ -52,7 +51,7 @@ pub(crate) struct Output {
 
 /// The files of a run.
 #[derive(Debug)]
-pub(crate) struct Files {
+pub(crate) struct RunFiles {
     folder: PathBuf,
     /// Switch that ends the trace.
     trace: Switch,
@@ -60,13 +59,13 @@ pub(crate) struct Files {
     earlier: Vec<(PathBuf, SystemTime)>,
 }
 
-impl Output {
+impl RunFolder {
     /// Creates the folder, locks it, and starts the trace. Files of an earlier run stay until this
     /// run makes its first step. Refuses a folder with checkpoints, unless the run is resumed.
     pub(crate) fn create(
         folder: &Path,
         options: &RunOptions,
-        recorder: &Recorder,
+        recorder: &TraceRecorder,
     ) -> Result<Self, Failure> {
         let refuse =
             |why: String| Failure::Input(format!("cannot write to {}: {why}", folder.display()));
@@ -85,16 +84,16 @@ impl Output {
             .map_err(|error| Failure::Input(format!("cannot write {error}")))?;
         let trace = recorder.start(&folder.join(TRACE))?;
         let earlier = flight_records(&folder.join(FLIGHT))?;
-        let files = Files { folder: folder.to_owned(), trace: trace.switch(), earlier };
+        let files = RunFiles { folder: folder.to_owned(), trace: trace.switch(), earlier };
         Ok(Self { files, _trace: trace, _lock: lock })
     }
 
-    pub(crate) fn files(&self) -> &Files {
+    pub(crate) fn files(&self) -> &RunFiles {
         &self.files
     }
 }
 
-impl Files {
+impl RunFiles {
     /// Starts the files of a run whose first step is `first`. Renames the trace to its final name,
     /// and cuts the metrics back to the steps before `first`. If `first` is 0, removes the other
     /// files of an earlier run, which would be mistaken for files of this one until it ends.
@@ -291,7 +290,7 @@ mod tests {
             let file = fs::File::options().write(true).open(failed).expect("a file");
             file.set_modified(SystemTime::UNIX_EPOCH).expect("it changes");
         }
-        let begun = Files { folder: folder.clone(), trace: Switch::default(), earlier };
+        let begun = RunFiles { folder: folder.clone(), trace: Switch::default(), earlier };
         begun.begin(first).expect("it begins");
         files.iter().filter(|it| folder.join(it).exists()).map(|&it| it.to_owned()).collect()
     }

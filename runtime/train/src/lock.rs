@@ -139,7 +139,8 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let first = FolderLock::take(folder.path()).expect("no other run");
         let refused = FolderLock::take(folder.path()).expect_err("the first run is there");
-        let (process, name) = (std::process::id(), folder.path().display());
+        let process = std::process::id();
+        let name = folder.path().display();
         let expected = format!("another run (process {process}) writes to {name}");
         assert_eq!(refused.to_string(), expected);
         drop(first);
@@ -172,7 +173,8 @@ mod tests {
     #[test]
     fn a_hard_link_and_a_fifo_are_refused_and_stay() {
         let folder = tempfile::tempdir().expect("a folder");
-        let (other, lock) = (folder.path().join("other"), folder.path().join(NAME));
+        let other = folder.path().join("other");
+        let lock = folder.path().join(NAME);
         std::fs::write(&other, "precious").expect("written");
         std::fs::hard_link(&other, &lock).expect("linked");
         FolderLock::take(folder.path()).expect_err("the file has another name");

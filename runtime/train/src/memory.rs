@@ -15,7 +15,7 @@ pub struct Need {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "about {} of memory are needed, {} of them for {part}; {reason} {}",
-    Shown(*.needed), Shown(*.of_part), Shown(*.limit)
+    ShownBytes(*.needed), ShownBytes(*.of_part), ShownBytes(*.limit)
 )]
 pub struct TooMuch {
     /// Bytes needed in total.
@@ -67,9 +67,9 @@ pub fn product(sizes: &[usize]) -> u64 {
 }
 
 /// Shows a number of bytes with a binary unit.
-struct Shown(u64);
+struct ShownBytes(u64);
 
-impl std::fmt::Display for Shown {
+impl std::fmt::Display for ShownBytes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}", ByteSize::b(self.0).display().iec())
     }
@@ -140,7 +140,8 @@ fn control_group() -> Option<Limit> {
 /// `4:memory:/job_7` (version 1), and of all groups that contain it.
 fn of_group(line: &str, groups: &Path) -> Option<u64> {
     let mut fields = line.splitn(3, ':').skip(1);
-    let (controllers, group) = (fields.next()?, fields.next()?);
+    let controllers = fields.next()?;
+    let group = fields.next()?;
     let (root, file) = match controllers {
         "" => (groups.to_owned(), "memory.max"),
         _ if controllers.split(',').any(|name| name == "memory") => {

@@ -276,7 +276,8 @@ impl RunOptions {
     /// is the same.
     #[must_use]
     pub fn number_of(&self, place: Place) -> u64 {
-        let (ranks, microbatches) = (self.mesh.world_size() as u64, self.microbatches as u64);
+        let ranks = self.mesh.world_size() as u64;
+        let microbatches = self.microbatches as u64;
         let in_step = place.microbatch as u64 * ranks + u64::from(place.rank.get());
         place.step * ranks * microbatches + in_step
     }
@@ -293,7 +294,8 @@ impl RunOptions {
     pub fn world(&self) -> WorldOptions {
         let deadline = Duration::from_secs_f64(self.deadline);
         let flight_dir = self.out.as_ref().map(|out| out.join(FLIGHT));
-        let (late, faults) = (self.late, self.faults.clone());
+        let late = self.late;
+        let faults = self.faults.clone();
         WorldOptions { deadline, late, faults, flight_dir, ..Default::default() }
     }
 
@@ -390,7 +392,8 @@ mod tests {
 
     #[test]
     fn evaluations_have_the_bounds_of_the_command_line() {
-        let (none, every) = (EvaluationOptions::default(), Some(5));
+        let none = EvaluationOptions::default();
+        let every = Some(5);
         none.check().expect("the defaults are right");
         let all = EvaluationOptions { evaluate_every: every, patience: Some(1), save_best: true };
         all.check().expect("they are right");

@@ -11,10 +11,10 @@ use hsdp::{Launched, Placement, RankFailure, World, WorldOptions, memory};
 
 use crate::command_line;
 use crate::failure::Failure;
-use crate::folder::{Output, Recorder};
+use crate::folder::{RunFolder, TraceRecorder};
 use crate::options::{Comm, RunOptions};
-use crate::run::{Ended, Report};
-use crate::setup::{PROBLEM, Process, Setup, compare, refused};
+use crate::run::{Report, RunEnd};
+use crate::setup::{PROBLEM, ProcessShare, Setup, compare, refused};
 use crate::signals::Signals;
 use crate::threads::Records;
 use crate::warnings::Warnings;
@@ -75,15 +75,15 @@ pub fn prepare(ranks: usize) -> Result<(), Failure> {
 /// A program's ranks after they have joined.
 #[derive(Debug)]
 pub struct Ranks {
-    process: Process,
+    process: ProcessShare,
     world: WorldOptions,
-    joined: Joined,
-    recorder: Recorder,
+    joined: JoinedRanks,
+    recorder: TraceRecorder,
 }
 
 /// Kind of the joined ranks.
 #[derive(Debug)]
-enum Joined {
+enum JoinedRanks {
     /// Threads of this process. All ranks are here.
     Threads,
     /// Processes under MPI. This process is one of them.
@@ -98,16 +98,16 @@ impl Ranks {
     /// Joins the ranks as the options require. Processes wait for each other here.
     fn join(name: &'static str, options: RunOptions) -> Result<Self, Failure> {
         let warnings = Warnings::of(name);
-        let recorder = Recorder::listen(&warnings)?;
+        let recorder = TraceRecorder::listen(&warnings)?;
         let world = options.world();
         world.check(options.mesh.world_size()).map_err(Failure::input)?;
         let joined = match options.comm {
-            Comm::Threads => Joined::Threads,
+            Comm::Threads => JoinedRanks::Threads,
             Comm::Mpi => by_mpi(world.deadline)?,
             Comm::Nccl => by_nccl(world.deadline)?,
         };
         let signals = Signals::default();
-        let process = Process { name, options, warnings, signals };
+        let process = ProcessShare { name, options, warnings, signals };
         let ranks = Self { process, world, joined, recorder };
         let (rank, processes) = ranks.place();
         if processes > 1 {
@@ -122,7 +122,7 @@ impl Ranks {
     fn check(&self) -> Result<(), Failure> {
         let mesh = self.process.options.mesh;
         let (rank, processes) = self.place();
-        if matches!(self.joined, Joined::Threads) || mesh.world_size() == processes {
+        if matches!(self.joined, JoinedRanks::Threads) || mesh.world_size() == processes {
             return Ok(());
         }
         match (self.launch(drop), rank) {
@@ -150,11 +150,11 @@ impl Ranks {
     /// Returns this process's index and the number of processes.
     fn place(&self) -> (usize, usize) {
         match &self.joined {
-            Joined::Threads => (0, 1),
+            JoinedRanks::Threads => (0, 1),
             #[cfg(feature = "mpi")]
-            Joined::Mpi(job) => (job.rank().index(), job.size()),
+            JoinedRanks::Mpi(job) => (job.rank().index(), job.size()),
             #[cfg(feature = "nccl")]
-            Joined::Nccl(job) => (job.rank().index(), job.size()),
+            JoinedRanks::Nccl(job) => (job.rank().index(), job.size()),
         }
     }
 
@@ -167,9 +167,9 @@ impl Ranks {
     /// [`Failure::Input`] with the text of any failure of `read`: rank 0 reports it, and the
     /// processes of other ranks end with [`Failure::Elsewhere`]. The first failure, in the order of
     /// the ranks, that does not only follow from that of another rank, with an explanation that is
-    /// derived from the last operations of the ranks. [`Failure::Stopped`] if a signal has ended the
-    /// run; [`Failure::Work`] if the last checkpoint was not saved or the report cannot be written;
-    /// [`Failure::Disagreement`] if calls and bytes were not as planned.
+    /// derived from the last operations of the ranks. [`Failure::Stopped`] if a signal has ended
+    /// the run; [`Failure::Work`] if the last checkpoint was not saved or the report cannot be
+    /// written; [`Failure::Disagreement`] if calls and bytes were not as planned.
     pub fn run<I: Sync>(
         &self,
         read: impl FnOnce() -> Result<I, Failure>,
@@ -181,7 +181,7 @@ impl Ranks {
         // Other processes wait for this one. They learn its problem where they compare inputs.
         let inputs = if self.process.options.comm == Comm::Threads { Ok(inputs?) } else { inputs };
         let files = inputs.as_ref().ok().and_then(|(_, output)| output.as_ref());
-        let files = files.map(Output::files);
+        let files = files.map(RunFolder::files);
         let inputs = inputs.as_ref().map(|(inputs, _)| inputs);
         let reports = self.each(|world| {
             let inputs = self.compare_inputs(&world, inputs)?;
@@ -205,10 +205,10 @@ impl Ranks {
     }
 
     /// Prepares the folder of `--out` in the process of rank 0.
-    fn output(&self) -> Result<Option<Output>, Failure> {
+    fn output(&self) -> Result<Option<RunFolder>, Failure> {
         let folder = self.process.options.out.as_deref().filter(|_| self.has_first());
         folder
-            .map(|folder| Output::create(folder, &self.process.options, &self.recorder))
+            .map(|folder| RunFolder::create(folder, &self.process.options, &self.recorder))
             .transpose()
     }
 
@@ -228,8 +228,8 @@ impl Ranks {
 
     /// Returns the outcome of a run. Only the process of rank 0 reports that a signal has ended it,
     /// or that the last checkpoint was not saved.
-    fn outcome(&self, ended: Ended, is_first: bool) -> Result<(), Failure> {
-        let Ended { steps, was_stopped, unsaved } = ended;
+    fn outcome(&self, ended: RunEnd, is_first: bool) -> Result<(), Failure> {
+        let RunEnd { steps, was_stopped, unsaved } = ended;
         let signal = self.process.signals.caught();
         let stopped = was_stopped.then_some(Failure::Stopped { signal, steps });
         let failure = match (unsaved, stopped) {
@@ -265,16 +265,17 @@ impl Ranks {
         &self,
         rank: impl Fn(World) -> T + Sync,
     ) -> Result<Vec<Result<T, RankFailure>>, Failure> {
-        let (size, world) = (self.process.options.mesh.world_size(), self.world.clone());
+        let size = self.process.options.mesh.world_size();
+        let world = self.world.clone();
         let rank = |world| Ok(rank(world));
         match &self.joined {
-            Joined::Threads => Ok(hsdp::launch(size, world, rank)),
+            JoinedRanks::Threads => Ok(hsdp::launch(size, world, rank)),
             #[cfg(feature = "mpi")]
-            Joined::Mpi(job) => {
+            JoinedRanks::Mpi(job) => {
                 Ok(job.launch(size, world, rank).map_err(no_world)?.into_iter().collect())
             }
             #[cfg(feature = "nccl")]
-            Joined::Nccl(job) => {
+            JoinedRanks::Nccl(job) => {
                 Ok(job.launch(size, world, rank).map_err(no_world)?.into_iter().collect())
             }
         }
@@ -292,27 +293,29 @@ fn no_world(error: hsdp::CommError) -> Failure {
 }
 
 #[cfg(feature = "mpi")]
-fn by_mpi(deadline: Duration) -> Result<Joined, Failure> {
-    mpi::Job::join(deadline).map(Joined::Mpi).map_err(|error| Failure::work(error).in_training())
+fn by_mpi(deadline: Duration) -> Result<JoinedRanks, Failure> {
+    mpi::Job::join(deadline)
+        .map(JoinedRanks::Mpi)
+        .map_err(|error| Failure::work(error).in_training())
 }
 
 #[cfg(not(feature = "mpi"))]
-fn by_mpi(_: Duration) -> Result<Joined, Failure> {
+fn by_mpi(_: Duration) -> Result<JoinedRanks, Failure> {
     Err(Failure::input("--comm mpi: build with --features mpi"))
 }
 
 #[cfg(feature = "nccl")]
-fn by_nccl(deadline: Duration) -> Result<Joined, Failure> {
+fn by_nccl(deadline: Duration) -> Result<JoinedRanks, Failure> {
     use hsdp::control::ControlError;
     let joined = control::Job::from_env(deadline);
-    joined.map(Joined::Nccl).map_err(|error| match error {
+    joined.map(JoinedRanks::Nccl).map_err(|error| match error {
         ControlError::Environment { .. } => Failure::input(format!("--comm nccl: {error}")),
         error => Failure::work(error).in_training(),
     })
 }
 
 #[cfg(not(feature = "nccl"))]
-fn by_nccl(_: Duration) -> Result<Joined, Failure> {
+fn by_nccl(_: Duration) -> Result<JoinedRanks, Failure> {
     Err(Failure::input("--comm nccl: build with --features nccl"))
 }
 
@@ -490,13 +493,13 @@ mod tests {
     fn a_run_that_ends_early_fails_in_the_process_of_rank_0_alone() {
         for (was_stopped, unsaved) in [(true, None), (false, Some("full")), (true, Some("full"))] {
             let unsaved = unsaved.map(str::to_owned);
-            let ended = Ended { steps: 3, was_stopped, unsaved };
+            let ended = RunEnd { steps: 3, was_stopped, unsaved };
             let first = RANKS.outcome(ended.clone(), true);
             assert!(matches!(first, Err(Failure::Stopped { .. } | Failure::Work(_))), "{first:?}");
             let other = RANKS.outcome(ended, false);
             assert!(matches!(other, Err(Failure::Elsewhere)), "{other:?}");
         }
-        let ended = Ended { steps: 3, was_stopped: false, unsaved: None };
+        let ended = RunEnd { steps: 3, was_stopped: false, unsaved: None };
         assert!(RANKS.outcome(ended, false).is_ok());
     }
 

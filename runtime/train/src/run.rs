@@ -19,13 +19,13 @@ use tracing::span::EnteredSpan;
 
 pub use self::evaluation::Better;
 pub use self::progress::bar;
-pub(crate) use self::report::Ended;
 pub use self::report::Report;
+pub(crate) use self::report::RunEnd;
 
 use self::costs::{Counted, RankCosts, StepMessages};
 use self::evaluation::Evaluations;
-use self::progress::{Progress, StepNorms, after_update, before_update};
-use self::saving::{Ends, Saving};
+use self::progress::{RunProgress, StepNorms, after_update, before_update};
+use self::saving::{RunSaving, StepEnds};
 use crate::failure::Failure;
 use crate::folder::{StepRecord, keep_warnings};
 use crate::memory::{Need, product};
@@ -84,26 +84,26 @@ pub struct Run<'a, O> {
     pub optimizer: O,
     setup: Setup<'a>,
     training: Training,
-    saving: Option<Saving>,
+    saving: Option<RunSaving>,
     evaluations: Evaluations,
     /// Progress bar and files, on rank 0.
-    progress: Option<Progress<'a>>,
+    progress: Option<RunProgress<'a>>,
     counted: Counted,
     /// Costs of the steps, recorded before the program works on the model after the last step.
     costs: Option<RankCosts>,
     messages: StepMessages,
     /// Number of the next step.
     next: u64,
-    step: Option<Step>,
+    step: Option<RunStep>,
     /// Whether a signal has ended the run.
     was_stopped: bool,
 }
 
 /// State of the current step.
 #[derive(Debug)]
-struct Step {
+struct RunStep {
     number: u64,
-    stage: Stage,
+    stage: RunStage,
     shutdown: Shutdown,
     /// Time spent in `gradients` and `update`.
     time: Duration,
@@ -112,7 +112,7 @@ struct Step {
 }
 
 #[derive(Debug)]
-enum Stage {
+enum RunStage {
     Begun,
     Reduced { loss: f64, grad_norm: f64, tokens: u64, norms: Option<Norms> },
     Updated(StepRecord, Option<StepNorms>),
@@ -149,12 +149,12 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         let Training { steps, batches, content, evaluation, better, .. } = &training;
         let compared = format!("{steps} steps, {batches}, {content:?}, {evaluation:?}, {better:?}");
         setup.compare("training", &compared)?;
-        let mut saving = Saving::open(&model, options, &training)?;
+        let mut saving = RunSaving::open(&model, options, &training)?;
         if let Some(saving) = saving.as_mut().filter(|_| options.resume) {
             saving.resume(&mut model, &mut optimizer, &mut evaluations)?;
         }
         let first = model.committed_steps();
-        let progress = setup.is_first().then(|| Progress::new(training.steps, &setup));
+        let progress = setup.is_first().then(|| RunProgress::new(training.steps, &setup));
         let mut run = Self {
             model,
             optimizer,
@@ -201,9 +201,9 @@ impl<'a, O: Checkpointed> Run<'a, O> {
             self.costs.get_or_insert_with(costs);
             return Ok(None);
         }
-        self.step = Some(Step {
+        self.step = Some(RunStep {
             number,
-            stage: Stage::Begun,
+            stage: RunStage::Begun,
             shutdown: Shutdown::NotAsked,
             time: Duration::ZERO,
             evaluation: None,
@@ -217,17 +217,18 @@ impl<'a, O: Checkpointed> Run<'a, O> {
     ///
     /// # Errors
     /// The error of `microbatch`; errors of [`ShardedModel::begin_step`] and of
-    /// [`Step::finish`](hsdp::Step::finish). [`Failure::Work`] if no step has begun.
+    /// [`RunStep::finish`](hsdp::Step::finish). [`Failure::Work`] if no step has begun.
     pub fn gradients<E: Into<Failure>>(
         &mut self,
         mut microbatch: impl FnMut(Pass<'_>, Place) -> Result<(), E>,
     ) -> Result<Gradients, Failure> {
         let begin = Instant::now();
         let number = match &self.step {
-            Some(Step { number, stage: Stage::Begun, .. }) => *number,
+            Some(RunStep { number, stage: RunStage::Begun, .. }) => *number,
             _ => return Err(out_of_order("gradients", "next_step")),
         };
-        let (rank, count) = (self.model.rank(), self.options().microbatches);
+        let rank = self.model.rank();
+        let count = self.options().microbatches;
         let asked = self.setup.is_interrupted();
         self.messages.begin(self.model.world());
         self.counted.begin(self.model.world());
@@ -245,7 +246,8 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         let gradients = step.finish()?;
         drop(span);
         let time = begin.elapsed();
-        let (loss, grad_norm) = (gradients.loss(), gradients.norm());
+        let loss = gradients.loss();
+        let grad_norm = gradients.norm();
         let ranks = self.model.world().size() as u64;
         let tokens = match self.training.tokens {
             Some(tokens) => tokens * count as u64 * ranks,
@@ -254,7 +256,7 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         let is_measured = self.options().norms_every.is_some_and(|n| number % n as u64 == 0);
         let (gradients, norms) = before_update(&self.model, gradients, is_measured)?;
         if let Some(step) = &mut self.step {
-            step.stage = Stage::Reduced { loss, grad_norm, tokens, norms };
+            step.stage = RunStage::Reduced { loss, grad_norm, tokens, norms };
             step.shutdown = shutdown;
             step.time += time;
         }
@@ -270,7 +272,7 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         update: impl FnOnce(&mut ShardedModel, &mut O) -> Result<Update, E>,
     ) -> Result<Update, Failure> {
         let Some(step) = &mut self.step else { return Err(out_of_order("update", "gradients")) };
-        let Stage::Reduced { loss, grad_norm, tokens, ref mut norms } = step.stage else {
+        let RunStage::Reduced { loss, grad_norm, tokens, ref mut norms } = step.stage else {
             return Err(out_of_order("update", "gradients"));
         };
         let norms = norms.take();
@@ -283,7 +285,7 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         let norms = after_update(&self.model, norms)?;
         let applied = updated == Update::Applied;
         let record = StepRecord { step: step.number, loss, grad_norm, tokens, seconds, applied };
-        step.stage = Stage::Updated(record, norms);
+        step.stage = RunStage::Updated(record, norms);
         self.counted.end(self.model.world());
         self.messages.end(self.model.world());
         Ok(updated)
@@ -305,7 +307,8 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         &mut self,
         evaluate: impl FnOnce(&mut ShardedModel, &mut O) -> Result<f64, E>,
     ) -> Result<Option<f64>, Failure> {
-        let Some(Step { number, stage: Stage::Updated(..), evaluation: None, .. }) = self.step
+        let Some(RunStep { number, stage: RunStage::Updated(..), evaluation: None, .. }) =
+            self.step
         else {
             return Err(out_of_order("evaluate", "update, and evaluate once after it,"));
         };
@@ -318,7 +321,8 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         drop(span);
         if self.model.world().epoch() != epoch {
             // The other ranks fail in their evaluation, and would not take part in the comparison.
-            let (rank, made) = (self.model.rank(), number + 1);
+            let rank = self.model.rank();
+            let made = number + 1;
             return Err(Failure::work(format!(
                 "evaluate after step {made} on rank {rank}: the evaluation was dropped before \
                  its mean, or another operation failed, and evaluate has returned {value}: take \
@@ -361,7 +365,8 @@ impl<'a, O: Checkpointed> Run<'a, O> {
 
     /// Describes why the run makes no further step.
     fn reason(&self) -> String {
-        let (made, steps) = (self.next, self.training.steps);
+        let made = self.next;
+        let steps = self.training.steps;
         if self.was_stopped {
             format!("a signal has ended the run after step {made} of {steps}")
         } else if made == steps {
@@ -380,9 +385,9 @@ impl<'a, O: Checkpointed> Run<'a, O> {
     }
 
     /// Records a step, and saves a checkpoint if one is due.
-    fn end(&mut self, step: Step) -> Result<(), Failure> {
-        let Step { number, stage, shutdown, evaluation, .. } = step;
-        let Stage::Updated(record, norms) = stage else {
+    fn end(&mut self, step: RunStep) -> Result<(), Failure> {
+        let RunStep { number, stage, shutdown, evaluation, .. } = step;
+        let RunStage::Updated(record, norms) = stage else {
             return Err(out_of_order("next_step", "update"));
         };
         if evaluation.is_none() && self.evaluations.due(number + 1, self.training.steps).is_some() {
@@ -395,7 +400,8 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         self.next = number + 1;
         // A signal after the last step ends no run.
         self.was_stopped = shutdown == Shutdown::Asked && self.goes_on(self.next);
-        let ends = if self.was_stopped || !self.goes_on(self.next) { Ends::Yes } else { Ends::No };
+        let ends =
+            if self.was_stopped || !self.goes_on(self.next) { StepEnds::Yes } else { StepEnds::No };
         match &mut self.saving {
             Some(saving) => {
                 saving.after_step(&self.model, &self.optimizer, &self.evaluations, ends)

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use hsdp::{CommError, ModelOptions, Rank, World};
 
 use crate::failure::Failure;
-use crate::folder::Files;
+use crate::folder::RunFiles;
 use crate::options::RunOptions;
 use crate::signals::Signals;
 use crate::stderr::tell;
@@ -16,7 +16,7 @@ pub(crate) const PROBLEM: &str = "problem: ";
 
 /// Everything that the ranks of a process share.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub(crate) struct ProcessShare {
     /// Name of the program.
     pub(crate) name: &'static str,
     /// Options of the run, with the device of the process.
@@ -29,9 +29,9 @@ pub(crate) struct Process {
 #[derive(Debug)]
 pub struct Setup<'a> {
     pub(crate) world: World,
-    pub(crate) process: &'a Process,
+    pub(crate) process: &'a ProcessShare,
     /// Files of the run, on rank 0.
-    pub(crate) files: Option<&'a Files>,
+    pub(crate) files: Option<&'a RunFiles>,
 }
 
 impl<'a> Setup<'a> {

@@ -25,7 +25,8 @@ pub fn tell_with(program: &str, message: impl Display, text: &str) {
 /// Prints a message as [`tell`] does, but returns after `most` even if the reader of stderr blocks.
 /// In that case the message may be printed later or never.
 pub fn tell_within(program: &str, message: impl Display, most: Duration) {
-    let (program, message) = (program.to_owned(), message.to_string());
+    let program = program.to_owned();
+    let message = message.to_string();
     let (done, told) = mpsc::channel();
     let started = thread::Builder::new().spawn(move || {
         tell(&program, message);

@@ -28,8 +28,8 @@ pub fn check(ranks: usize, most: usize) -> Result<(), String> {
 /// Runs each rank as a thread, and returns their results in the order of the ranks.
 ///
 /// # Errors
-/// The first failure, in the order of the ranks, that does not only follow from that of another rank,
-/// with an explanation that is derived from the last operations of the ranks.
+/// The first failure, in the order of the ranks, that does not only follow from that of another
+/// rank, with an explanation that is derived from the last operations of the ranks.
 pub fn run<T: Send>(
     ranks: usize,
     options: WorldOptions,
@@ -64,7 +64,8 @@ impl Records {
         self,
         outcomes: Vec<Result<Result<T, Failure>, RankFailure>>,
     ) -> Result<Vec<T>, Failure> {
-        let (mut done, mut failures) = (Vec::new(), Vec::new());
+        let mut done = Vec::new();
+        let mut failures = Vec::new();
         for outcome in outcomes {
             match outcome {
                 Ok(Ok(output)) => done.push(output),

@@ -45,9 +45,9 @@ use crate::stderr::tell;
 /// # Ok::<(), tracing::subscriber::SetGlobalDefaultError>(())
 /// ```
 #[derive(Clone)]
-pub struct Warnings(Arc<Mutex<State>>);
+pub struct Warnings(Arc<Mutex<WarningsState>>);
 
-struct State {
+struct WarningsState {
     program: String,
     /// Rank of this process, if other ranks run in other processes.
     rank: Option<usize>,
@@ -62,7 +62,7 @@ impl Warnings {
     /// Creates the warnings of a program with this name.
     #[must_use]
     pub fn of(program: &str) -> Self {
-        Self(Arc::new(Mutex::new(State {
+        Self(Arc::new(Mutex::new(WarningsState {
             program: program.to_owned(),
             rank: None,
             bar: WeakProgressBar::new(),
@@ -115,10 +115,11 @@ impl Warnings {
     }
 }
 
-impl State {
+impl WarningsState {
     fn add(&mut self, event: &Event<'_>, warning: &Warning, now: Instant) {
         self.count += 1;
-        let (kind, text) = (event.metadata().callsite(), warning.text());
+        let kind = event.metadata().callsite();
+        let text = warning.text();
         let Some(left_out) = self.repeats.admit(kind, &text, now) else { return };
         match left_out {
             0 => self.show(&text),

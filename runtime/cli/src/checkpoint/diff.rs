@@ -9,7 +9,7 @@ use hsdp_checkpoint::Generation;
 use hsdp_train::print;
 
 use super::open;
-use crate::Outcome;
+use crate::CommandOutcome;
 
 /// Number of elements that are compared at a time.
 const BLOCK: usize = 1 << 20;
@@ -35,7 +35,7 @@ pub(crate) struct DiffArgs {
 }
 
 /// Prints a line for each difference.
-pub(crate) fn run(options: &DiffArgs) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(options: &DiffArgs) -> Result<CommandOutcome, Box<dyn Error>> {
     let first = open(&options.first, options.step)?;
     let second = open(&options.second, options.other_step)?;
     let mut lines = of_heads(&first, &second);
@@ -55,10 +55,10 @@ pub(crate) fn run(options: &DiffArgs) -> Result<Outcome, Box<dyn Error>> {
     }
     if lines.is_empty() {
         print("the checkpoints are the same, bit by bit")?;
-        return Ok(Outcome::Well);
+        return Ok(CommandOutcome::Well);
     }
     print(lines.join("\n"))?;
-    Ok(Outcome::Wrong)
+    Ok(CommandOutcome::Wrong)
 }
 
 /// Lists the differences outside of tensors.
@@ -93,7 +93,8 @@ fn of_tensors(
     numel: u64,
     generations: [&Generation; 2],
 ) -> Result<Option<String>, Box<dyn Error>> {
-    let (mut differ, mut most) = (0_u64, 0.0_f32);
+    let mut differ = 0_u64;
+    let mut most = 0.0_f32;
     for start in (0..numel).step_by(BLOCK) {
         let len = usize::try_from((numel - start).min(BLOCK as u64))?;
         let read = |generation: &Generation| {

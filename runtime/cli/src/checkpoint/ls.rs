@@ -11,7 +11,7 @@ use hsdp_train::{print, print_json};
 use serde_json::{Value, json};
 
 use super::{Format, MOST_TRIES, store};
-use crate::Outcome;
+use crate::CommandOutcome;
 
 /// Options of `hsdp checkpoint ls`.
 #[derive(Args, Debug)]
@@ -27,7 +27,7 @@ pub(crate) struct LsArgs {
 
 /// Lists all checkpoints except those that a running job removes meanwhile. Returns `Wrong` if a
 /// manifest or file sizes are broken, or if a newer version of this program wrote a checkpoint.
-pub(crate) fn run(options: &LsArgs) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(options: &LsArgs) -> Result<CommandOutcome, Box<dyn Error>> {
     let store = store(&options.directory);
     let rows = rows(&store)?;
     if rows.is_empty() {
@@ -37,19 +37,22 @@ pub(crate) fn run(options: &LsArgs) -> Result<Outcome, Box<dyn Error>> {
         Format::Text => print(format_args!("{}\n{}", table(&rows), unread(&rows)))?,
         Format::Json => print_json(&Value::Array(rows.iter().map(in_json).collect()))?,
     }
-    let is_well = rows.iter().all(|(_, opened)| opened.is_ok());
-    Ok(if is_well { Outcome::Well } else { Outcome::Wrong })
+    let is_well = rows.iter().all(|row| row.opened.is_ok());
+    Ok(if is_well { CommandOutcome::Well } else { CommandOutcome::Wrong })
 }
 
 /// Reads the checkpoints of a store. If a running job has removed all of them meanwhile, it has
 /// saved others, and these are listed instead.
-fn rows(store: &Store) -> Result<Vec<Row>, Unread> {
+fn rows(store: &Store) -> Result<Vec<ListedCheckpoint>, Unread> {
     let mut rows = Vec::new();
     for _ in 0..MOST_TRIES {
         let steps = store.steps()?;
         let is_empty = steps.is_empty();
-        rows = steps.into_iter().map(|step| (step, store.open(step))).collect();
-        rows.retain(|(_, opened)| !opened.as_ref().is_err_and(Unread::is_absence));
+        rows = steps
+            .into_iter()
+            .map(|step| ListedCheckpoint { step, opened: store.open(step) })
+            .collect();
+        rows.retain(|row| !row.opened.as_ref().is_err_and(Unread::is_absence));
         if is_empty || !rows.is_empty() {
             break;
         }
@@ -57,8 +60,11 @@ fn rows(store: &Store) -> Result<Vec<Row>, Unread> {
     Ok(rows)
 }
 
-/// Step and checkpoint.
-type Row = (u64, Result<Generation, Unread>);
+/// A checkpoint, or the reason why it cannot be read.
+struct ListedCheckpoint {
+    step: u64,
+    opened: Result<Generation, Unread>,
+}
 
 /// Describes why a checkpoint cannot be read.
 fn state(unread: &Unread) -> &'static str {
@@ -69,11 +75,11 @@ fn state(unread: &Unread) -> &'static str {
     }
 }
 
-fn table(rows: &[Row]) -> Table {
+fn table(rows: &[ListedCheckpoint]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED);
     table.set_header(["step", "mesh", "files", "parameters", "bytes", "optimizer"]);
-    for (step, opened) in rows {
+    for ListedCheckpoint { step, opened } in rows {
         table.add_row(match opened {
             Ok(generation) => {
                 let manifest = generation.manifest();
@@ -97,15 +103,16 @@ fn table(rows: &[Row]) -> Table {
 }
 
 /// Returns a line for each checkpoint that cannot be read.
-fn unread(rows: &[Row]) -> String {
-    let line = |(step, opened): &Row| {
+fn unread(rows: &[ListedCheckpoint]) -> String {
+    let line = |ListedCheckpoint { step, opened }: &ListedCheckpoint| {
         opened.as_ref().err().map(|unread| in_one_line(format_args!("step {step}: {unread}")))
     };
     rows.iter().filter_map(line).collect::<Vec<_>>().join("\n")
 }
 
-fn in_json((step, opened): &Row) -> Value {
-    match opened {
+fn in_json(row: &ListedCheckpoint) -> Value {
+    let step = row.step;
+    match &row.opened {
         Ok(generation) => {
             let manifest = generation.manifest();
             let mesh = [manifest.mesh.replicate, manifest.mesh.shard];

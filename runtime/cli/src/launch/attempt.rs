@@ -36,7 +36,7 @@ const FLUSHING: Duration = Duration::from_secs(5);
 const BURIAL: Duration = Duration::from_secs(2);
 
 /// Settings of an attempt.
-pub(super) struct Attempt<'a> {
+pub(super) struct LaunchAttempt<'a> {
     pub(super) number: u32,
     pub(super) job: &'a LaunchJob,
     pub(super) grace: Duration,
@@ -45,7 +45,7 @@ pub(super) struct Attempt<'a> {
 
 /// An attempt in progress.
 struct RunningAttempt<'a> {
-    attempt: &'a Attempt<'a>,
+    attempt: &'a LaunchAttempt<'a>,
     supervisor: Supervisor,
     orders: HashMap<u32, Arc<UnixStream>>,
     /// The mpirun, or the attendants by rank. `None` for processes that have ended.
@@ -58,7 +58,7 @@ struct RunningAttempt<'a> {
     over: Option<Instant>,
 }
 
-impl Attempt<'_> {
+impl LaunchAttempt<'_> {
     /// Runs the attempt. Must be called on the main thread, because a started process dies with the
     /// thread that starts it.
     pub(super) fn run(
@@ -115,7 +115,8 @@ impl Attempt<'_> {
             .map(|it| (OutputStream::Stderr, Box::new(it) as Box<dyn io::Read + Send>));
         let name = self.job.starter().unwrap_or_default();
         for (stream, from) in stdout.into_iter().chain(stderr) {
-            let (terminal, open) = (Arc::clone(self.terminal), open.clone());
+            let terminal = Arc::clone(self.terminal);
+            let open = open.clone();
             let window = Arc::new(LineWindow::new());
             start_thread(move || {
                 // A pipe that fails has no further lines.
@@ -132,7 +133,8 @@ impl Attempt<'_> {
 
     /// Sends an event when the process has ended. Does not reap it, so its pid stays valid.
     fn watch(&self, place: usize, pid: Pid, events: &Sender<News>) -> io::Result<()> {
-        let (attempt, events) = (self.number, events.clone());
+        let attempt = self.number;
+        let events = events.clone();
         start_thread(move || {
             let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
             while let Err(nix::Error::EINTR) = waitid(Id::Pid(pid), flags) {}

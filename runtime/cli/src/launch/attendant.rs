@@ -27,7 +27,7 @@ use super::job::{LAUNCHED, SOCKET, mortal, own_rank, split};
 use super::ranks::check_peer;
 use super::supervisor::ProcessEnd;
 use super::{FORWARDED, start_thread};
-use crate::Outcome;
+use crate::CommandOutcome;
 
 /// Options of `hsdp launch-rank`.
 #[derive(Args, Debug)]
@@ -56,16 +56,16 @@ const REFUSED: u8 = 2;
 
 /// Runs the command to its end. Prints an error here, because stderr belongs to the launcher and
 /// its reader may block.
-pub(crate) fn run(options: &RankArgs) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn run(options: &RankArgs) -> Result<CommandOutcome, Box<dyn Error>> {
     attend(options).or_else(|error| {
         hsdp_train::tell_within("hsdp", &error, MESSAGE);
-        Ok(Outcome::Ended(REFUSED))
+        Ok(CommandOutcome::Ended(REFUSED))
     })
 }
 
 /// Runs the command, and stays until the launcher permits this process to end. So the launcher
 /// learns of the end of the rank before mpirun does, and acts on it first.
-fn attend(options: &RankArgs) -> Result<Outcome, Box<dyn Error>> {
+fn attend(options: &RankArgs) -> Result<CommandOutcome, Box<dyn Error>> {
     let (rank, attempt) = own_rank()?;
     let socket = env::var_os(SOCKET);
     let socket = socket.ok_or_else(|| format!("{} is not set", SOCKET))?;
@@ -93,7 +93,7 @@ fn attend(options: &RankArgs) -> Result<Outcome, Box<dyn Error>> {
     if sent.is_ok() {
         let _ = dismissed.recv();
     }
-    Ok(Outcome::Ended(end.exit_code()))
+    Ok(CommandOutcome::Ended(end.exit_code()))
 }
 
 /// Connects to the launcher, and claims the rank. The command runs only after the launcher has
@@ -235,7 +235,9 @@ impl Pipes {
         let stderr = child.stderr.take().map(|it| Box::new(it) as _);
         let pipes = [pipe(OutputStream::Stdout, stdout), pipe(OutputStream::Stderr, stderr)];
         for (stream, from) in pipes.into_iter().flatten() {
-            let (words, open, sending) = (Arc::clone(words), open.clone(), Arc::clone(&sending));
+            let words = Arc::clone(words);
+            let open = open.clone();
+            let sending = Arc::clone(&sending);
             let window = Arc::clone(window);
             start_thread(move || {
                 // If the launcher has died, the group is killed.

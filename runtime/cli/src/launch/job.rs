@@ -13,7 +13,7 @@ use clap::Args;
 use nix::unistd::Uid;
 
 use super::{LaunchArgs, LaunchComm};
-use crate::Outcome;
+use crate::CommandOutcome;
 use crate::mpirun::{ADVICE, MpiFamily, Mpirun};
 
 /// A job that has passed all checks that are possible before its start.
@@ -259,17 +259,17 @@ const NOT_RUN: u8 = 126;
 
 /// Replaces this process with the command. Setting the death signal in the child of a fork would
 /// need unsafe code, so this program runs for a moment instead.
-pub(crate) fn exec(options: &ExecArgs) -> Result<Outcome, Box<dyn Error>> {
+pub(crate) fn exec(options: &ExecArgs) -> Result<CommandOutcome, Box<dyn Error>> {
     die_with_parent()?;
     // A parent that died before this call sends no signal.
     if std::os::unix::process::parent_id() != options.parent {
-        return Ok(Outcome::Ended(1));
+        return Ok(CommandOutcome::Ended(1));
     }
     let (program, arguments) = split(&options.command)?;
     let error = Command::new(program).args(arguments).exec();
     hsdp_train::tell("hsdp", format_args!("cannot start {}: {error}", program.display()));
     let is_missing = error.kind() == io::ErrorKind::NotFound;
-    Ok(Outcome::Ended(if is_missing { NOT_FOUND } else { NOT_RUN }))
+    Ok(CommandOutcome::Ended(if is_missing { NOT_FOUND } else { NOT_RUN }))
 }
 
 /// Returns a command that replaces itself with `program`. It dies with the thread that starts it,

@@ -223,7 +223,8 @@ impl Claims {
 /// # Errors
 /// `PermissionDenied`, with both users; the error of the system.
 pub(super) fn check_peer(stream: &UnixStream) -> io::Result<()> {
-    let (other, own) = (user(stream)?, Uid::effective());
+    let other = user(stream)?;
+    let own = Uid::effective();
     if other == own {
         return Ok(());
     }

@@ -174,7 +174,8 @@ fn files() -> io::Result<StreamFiles> {
 }
 
 fn is_one_file(files: &StreamFiles) -> io::Result<bool> {
-    let (stdout, stderr) = (files.stdout.metadata()?, files.stderr.metadata()?);
+    let stdout = files.stdout.metadata()?;
+    let stderr = files.stderr.metadata()?;
     Ok((stdout.dev(), stdout.ino()) == (stderr.dev(), stderr.ino()))
 }
 

@@ -104,7 +104,8 @@ impl Choices {
     /// # Errors
     /// A text, if the model cannot be planned.
     pub(crate) fn plan(&self, model: &Model) -> Result<Plan, String> {
-        let (mesh, ranks) = (self.mesh, self.mesh.world_size());
+        let mesh = self.mesh;
+        let ranks = self.mesh.world_size();
         if ranks > MAX_RANKS {
             return Err(format!("mesh {mesh} has {ranks} ranks; at most {MAX_RANKS} are planned"));
         }

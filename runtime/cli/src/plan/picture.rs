@@ -26,14 +26,15 @@ const MARGIN: usize = 16;
 /// # Errors
 /// A text, if there are more shards or units than can be drawn.
 pub(super) fn of(name: &str, plan: &Plan) -> Result<String, String> {
-    let (shards, units) = (plan.mesh().shard_size(), plan.spec().units().len());
+    let shards = plan.mesh().shard_size();
+    let units = plan.spec().units().len();
     if shards > MAX_SHARDS || units > MAX_UNITS {
         return Err(format!(
             "--svg draws at most {MAX_SHARDS} shards and {MAX_UNITS} units; the plan has {shards} and {units}"
         ));
     }
-    let (width, height) =
-        (MARGIN + NAME_WIDTH + BAR_WIDTH + NOTE_WIDTH, TOP + ROW * units + MARGIN);
+    let width = MARGIN + NAME_WIDTH + BAR_WIDTH + NOTE_WIDTH;
+    let height = TOP + ROW * units + MARGIN;
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" \
          font-family=\"sans-serif\" font-size=\"12\">\n{HATCH}<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
@@ -52,7 +53,8 @@ const HATCH: &str = "<defs><pattern id=\"padding\" width=\"4\" height=\"4\" patt
      fill=\"#444\"/></pattern></defs>\n";
 
 fn heading(name: &str, plan: &Plan) -> String {
-    let (mesh, parameters) = (plan.mesh(), grouped(plan.spec().numel().get()));
+    let mesh = plan.mesh();
+    let parameters = grouped(plan.spec().numel().get());
     let name = escaped(name);
     format!(
         "<text x=\"{MARGIN}\" y=\"26\" font-size=\"16\" font-weight=\"bold\">{name} on mesh {mesh}</text>\n\
@@ -80,7 +82,8 @@ fn axis(plan: &Plan) -> String {
             "<text x=\"{x}\" y=\"{y}\" text-anchor=\"middle\" fill=\"#444\">{label}</text>"
         );
     }
-    let (x, y) = (MARGIN, TOP - 8);
+    let x = MARGIN;
+    let y = TOP - 8;
     let _ = writeln!(text, "<text x=\"{x}\" y=\"{y}\" fill=\"#444\">ranks</text>");
     text
 }
@@ -98,10 +101,13 @@ fn ranks(plan: &Plan, shard: usize) -> String {
 }
 
 fn line(plan: &Plan, unit: UnitId, y: usize) -> String {
-    let (spec, layout) = (&plan.spec()[unit], plan.layout(unit));
+    let spec = &plan.spec()[unit];
+    let layout = plan.layout(unit);
     let place = Bar { x: MARGIN + NAME_WIDTH, y, width: BAR_WIDTH, height: ROW - 6 };
-    let (name, baseline) = (escaped(&shortened(&spec.name)), y + ROW - 12);
-    let (elements, padding) = (grouped(spec.numel().get()), grouped(layout.padding().get()));
+    let name = escaped(&shortened(&spec.name));
+    let baseline = y + ROW - 12;
+    let elements = grouped(spec.numel().get());
+    let padding = grouped(layout.padding().get());
     let note = MARGIN + NAME_WIDTH + BAR_WIDTH + 8;
     let owners = |shard| ranks(plan, shard);
     format!(
@@ -161,7 +167,9 @@ impl Bar {
         let [left, slice] = [drawn.start(), drawn.slice.len()].map(|it| it as f64 * scale);
         let width = (range.len() as f64 * scale).max(LEAST.min(slice));
         let start = ((range.start - drawn.slice.start) as f64 * scale).min(slice - width);
-        let (x, y, height) = (self.x as f64 + left + start, self.y, self.height);
+        let x = self.x as f64 + left + start;
+        let y = self.y;
+        let height = self.height;
         let said = escaped(said);
         format!(
             "<rect x=\"{x:.2}\" y=\"{y}\" width=\"{width:.2}\" height=\"{height}\" {look}><title>{said}</title></rect>\n"

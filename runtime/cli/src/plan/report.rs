@@ -24,8 +24,11 @@ pub(super) fn text(planned: &Planned) -> String {
 
 fn heading(planned: &Planned) -> String {
     let Planned { name, plan, world, .. } = planned;
-    let (mesh, options, spec) = (plan.mesh(), plan.options(), plan.spec());
-    let (parameters, units) = (spec.numel().get(), spec.units().len());
+    let mesh = plan.mesh();
+    let options = plan.options();
+    let spec = plan.spec();
+    let parameters = spec.numel().get();
+    let units = spec.units().len();
     let microbatches = world.microbatches;
     let name = in_one_line(name);
     format!(
@@ -54,14 +57,16 @@ fn units(planned: &Planned) -> Table {
         "after forward",
     ];
     let rows = runs(planned).into_iter().map(|(first, last)| {
-        let (unit, layout) = (&plan.spec()[first], plan.layout(first));
+        let unit = &plan.spec()[first];
+        let layout = plan.layout(first);
         let name = match first == last {
             true => unit.name.clone(),
             false => {
                 format!("each of {} .. {}", unit.name, plan.spec()[last].name)
             }
         };
-        let (numel, trained) = (unit.numel().get(), unit.trainable_numel().get());
+        let numel = unit.numel().get();
+        let trained = unit.trainable_numel().get();
         [
             name,
             unit.params.len().to_string(),
@@ -96,7 +101,8 @@ fn units(planned: &Planned) -> Table {
 fn runs(planned: &Planned) -> Vec<(UnitId, UnitId)> {
     let plan = &planned.plan;
     let alike = |one: UnitId, other: UnitId| {
-        let (a, b) = (&plan.spec()[one], &plan.spec()[other]);
+        let a = &plan.spec()[one];
+        let b = &plan.spec()[other];
         let shapes = |unit: &Unit| {
             let of = |param: &Param| (param.shape.clone(), param.role, param.granularity);
             unit.params.iter().map(of).collect::<Vec<_>>()
@@ -142,7 +148,8 @@ fn traffic(planned: &Planned) -> Table {
 }
 
 fn busiest(planned: &Planned) -> String {
-    let (rank, as_busy) = (planned.world.busiest, planned.world.as_busy);
+    let rank = planned.world.busiest;
+    let as_busy = planned.world.as_busy;
     let ranks = planned.plan.mesh().world_size();
     match as_busy == ranks {
         true => "every rank receives the same number of bytes".to_owned(),

@@ -147,14 +147,16 @@ fn heat_map(search: &Search) -> String {
 
 /// Draws a cell. A faster step has a stronger color.
 fn cell(x: f64, y: f64, speed: Option<f64>, fastest: f64) -> String {
-    let (width, height) = (CELL.0 - 3.0, CELL.1 - 3.0);
+    let width = CELL.0 - 3.0;
+    let height = CELL.1 - 3.0;
     let Some(speed) = speed else {
         return format!(
             "<rect x=\"{x:.0}\" y=\"{y:.0}\" width=\"{width:.0}\" height=\"{height:.0}\" class=\"none\"/>\n"
         );
     };
     let part = speed / fastest;
-    let (words, strength) = (short(speed), 0.06 + 0.94 * part * part);
+    let words = short(speed);
+    let strength = 0.06 + 0.94 * part * part;
     let class = if strength > 0.75 { "on-strong" } else { "on-pale" };
     format!(
         "<g><title>{}</title><rect x=\"{x:.0}\" y=\"{y:.0}\" width=\"{width:.0}\" height=\"{height:.0}\" class=\"heat\" style=\"fill-opacity:{strength:.3}\"/>\
@@ -189,7 +191,8 @@ fn memory(memory: &StepMemory, limit: ByteCount) -> String {
     let scale = (WIDTH - MEMORY_LEFT - MEMORY_RIGHT) / most;
     let mut content = String::new();
     for (row, (name, bytes)) in rows.iter().enumerate() {
-        let (y, width) = (MEMORY_ROW * row as f64, bytes.get() as f64 * scale);
+        let y = MEMORY_ROW * row as f64;
+        let width = bytes.get() as f64 * scale;
         let class = if *name == "all" { "all" } else { "part" };
         content += &text(MEMORY_LEFT - 10.0, y + 16.0, "end", name);
         content += &bar(
@@ -199,7 +202,8 @@ fn memory(memory: &StepMemory, limit: ByteCount) -> String {
         );
         content += &text(MEMORY_LEFT + width + 8.0, y + 16.0, "start", &bytes.to_string());
     }
-    let (x, bottom) = (MEMORY_LEFT + limit.get() as f64 * scale, MEMORY_ROW * rows.len() as f64);
+    let x = MEMORY_LEFT + limit.get() as f64 * scale;
+    let bottom = MEMORY_ROW * rows.len() as f64;
     content += &format!(
         "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"0\" y2=\"{bottom:.1}\" class=\"limit\"/>\n"
     );
@@ -227,10 +231,8 @@ fn time_line(spans: &[Span], step: Time) -> String {
         content += &text(LINE_LEFT - 10.0, y + 19.0, "end", name(*lane));
         for (begins, ends, what) in merged(spans, step) {
             let (class, word) = kind(what).unwrap_or(("", ""));
-            let (x, width) = (
-                LINE_LEFT + begins.seconds() * scale,
-                (ends.saturating_sub(begins)).seconds() * scale,
-            );
+            let x = LINE_LEFT + begins.seconds() * scale;
+            let width = (ends.saturating_sub(begins)).seconds() * scale;
             content += &bar(
                 [x, y, width.max(0.3), LINE_ROW - 8.0],
                 class,

@@ -54,12 +54,14 @@ pub(super) fn write(
     if outputs.timeline.is_none() && outputs.chakra.is_none() {
         return Ok(());
     }
-    let (orders, costs) = (workload.orders(machine), workload.costs(machine)?);
+    let orders = workload.orders(machine);
+    let costs = workload.costs(machine)?;
     let blocks = orders.of.values().flat_map(|order| &order.blocks);
     let actions = blocks
         .fold(0u64, |sum, it| sum.saturating_add(it.times.saturating_mul(it.actions.len() as u64)));
     let mesh = workload.plan.mesh();
-    let (ranks, kinds) = (mesh.world_size(), prediction.timing.ranks.len());
+    let ranks = mesh.world_size();
+    let kinds = prediction.timing.ranks.len();
     if outputs.timeline.is_some() {
         at_most("kinds of ranks", actions, kinds, MAX_ACTIONS)?;
     }

@@ -61,7 +61,8 @@ impl<F: Fn(&[f64]) -> Result<Vec<f64>, Error>> BoxedProblem<F> {
     /// no residual depends on some direction: from there, no way leads in that direction.
     pub(super) fn lowest(&self, mut places: Vec<FitPoint>, count: usize) -> Vec<FitPoint> {
         places.sort_by(|a, b| a.squares().total_cmp(&b.squares()));
-        let (mut lowest, mut flat) = (Vec::new(), Vec::new());
+        let mut lowest = Vec::new();
+        let mut flat = Vec::new();
         for place in places {
             if lowest.len() == count {
                 break;

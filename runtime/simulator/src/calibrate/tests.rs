@@ -174,7 +174,8 @@ fn a_large_table_is_fitted_by_few_predictions() {
         (row, Time::from_seconds(exact * error).expect("a time"))
     };
     let rows: Vec<_> = (0..20_000).map(row).collect();
-    let (calls, main) = (AtomicUsize::new(0), thread::current().id());
+    let calls = AtomicUsize::new(0);
+    let main = thread::current().id();
     let others = AtomicUsize::new(0);
     let predict = |machine: &Machine, row: &AllReduceRow| {
         calls.fetch_add(1, Ordering::Relaxed);
@@ -208,7 +209,8 @@ fn a_sample_has_all_times_and_the_rows_on_which_a_number_depends() {
     assert!([17, 4711, 9998].iter().all(|row| sample.contains(row)));
     let slow = sample.iter().filter(|row| row.is_multiple_of(100)).count();
     assert!((5..60).contains(&slow), "{slow}");
-    let (least, most) = (predicted.iter().min(), predicted.iter().max());
+    let least = predicted.iter().min();
+    let most = predicted.iter().max();
     let times = || sample.iter().map(|row| &predicted[*row]);
     assert_eq!((times().min(), times().max()), (least, most));
 }

@@ -86,7 +86,8 @@ impl<'a> Waits<'a> {
             run.heads().for_each(|place| waits.add(place.operation, None));
         }
         while let Some(&operation) = waits.operations.get(waits.obstacles.len()) {
-            let (node, obstacles) = (waits.obstacles.len(), waits.obstacles_of(operation));
+            let node = waits.obstacles.len();
+            let obstacles = waits.obstacles_of(operation);
             let before = obstacles.iter().filter_map(|it| it.before);
             before.for_each(|operation| waits.add(operation, Some(node)));
             let is_end = obstacles.iter().any(|it| it.before.is_none());
@@ -108,7 +109,8 @@ impl<'a> Waits<'a> {
     /// are looked for, and those members only for the first such operation: the time stays in
     /// proportion to the actions. Where lists may end early, [`MOST_ABSENT`] has the same purpose.
     fn obstacles_of(&mut self, operation: u32) -> Vec<Obstacle> {
-        let (run, hosts) = (self.run, &self.run.schedules.hosts);
+        let run = self.run;
+        let hosts = &self.run.schedules.hosts;
         let mut found: BTreeMap<(Why, Option<u32>), Vec<Rank>> = BTreeMap::new();
         let places = run.places(operation);
         let absent = |rank: &&Rank| places.binary_search_by_key(*rank, |place| place.rank).is_err();
@@ -294,7 +296,8 @@ const MOST_EDGES: usize = 1 << 22;
 /// that they have found. `None` if there is no cycle.
 fn shortest_cycle(edges: &[Vec<usize>]) -> Option<Vec<usize>> {
     let mut best = any_cycle(edges)?;
-    let (mut search, mut left) = (CycleSearch::new(edges), MOST_EDGES);
+    let mut search = CycleSearch::new(edges);
+    let mut left = MOST_EDGES;
     for start in 0..edges.len() {
         if let Some(cycle) = search.through(start, best.len(), &mut left) {
             best = cycle;
@@ -320,7 +323,8 @@ fn any_cycle(edges: &[Vec<usize>]) -> Option<Vec<usize>> {
             }
         }
     }
-    let (mut walk, mut at) = (Vec::new(), vec![None; edges.len()]);
+    let mut walk = Vec::new();
+    let mut at = vec![None; edges.len()];
     let mut node = left.iter().position(|left| *left > 0)?;
     loop {
         if let Some(begin) = at[node].replace(walk.len()) {

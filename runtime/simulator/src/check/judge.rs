@@ -67,7 +67,8 @@ pub(super) struct JudgeRun<'a> {
 
 impl<'a> JudgeRun<'a> {
     fn new(schedules: &'a Schedules) -> Self {
-        let (operations, ranks) = (schedules.operations.len(), schedules.hosts.len());
+        let operations = schedules.operations.len();
+        let ranks = schedules.hosts.len();
         let (begins, places) = places(schedules);
         Self {
             schedules,
@@ -375,7 +376,8 @@ pub(super) fn listed(ranks: &[Rank]) -> String {
 /// Lists ranks like [`listed`], without the word.
 pub(super) fn ranges(ranks: &[Rank]) -> String {
     let runs = ranks.chunk_by(|one, next| one.get().checked_add(1) == Some(next.get()));
-    let (mut texts, mut left) = (Vec::new(), ranks.len());
+    let mut texts = Vec::new();
+    let mut left = ranks.len();
     for run in runs.take(SHOWN_RANGES) {
         left -= run.len();
         texts.push(match run {

@@ -71,7 +71,8 @@ impl<'a> RecordedWorld<'a> {
     fn of(records: &'a [FlightRecord]) -> Result<Self, Error> {
         let size = records.first().ok_or_else(|| refused("there is no record"))?.size;
         let newest = records.iter().max_by_key(|record| record.unix_ns(record.taken_ns));
-        let (mut by_rank, mut groups) = (BTreeMap::new(), BTreeMap::new());
+        let mut by_rank = BTreeMap::new();
+        let mut groups = BTreeMap::new();
         for record in records {
             let rank = record.rank;
             if record.size != size || rank.index() >= size {
@@ -125,7 +126,8 @@ impl<'a> RecordedWorld<'a> {
             events.extend(waited.map(|time| (time, HostEvent::Wait, entry)));
         }
         events.sort_by_key(|(time, event, entry)| (*time, *event, entry.number));
-        let (rank, mut issued) = (record.rank, HashMap::new());
+        let rank = record.rank;
+        let mut issued = HashMap::new();
         for (_, event, entry) in events {
             match (event, issued.get(&key(entry))) {
                 (HostEvent::Issue, None) => {
@@ -166,7 +168,8 @@ impl<'a> RecordedWorld<'a> {
         let operation = made.operations.entry(key(entry));
         let operation =
             *operation.or_insert_with(|| schedules.operation(communicator, entry.sequence));
-        let (op, dtype) = (call(entry), entry.dtype.map_or("", |dtype| dtype.name()));
+        let op = call(entry);
+        let dtype = entry.dtype.map_or("", |dtype| dtype.name());
         let count = if entry.uneven { 0 } else { entry.elements as u64 };
         let stream = u64::from(operation);
         schedules.issue_of(rank, operation, Issue { communicator, op: &op, dtype, count, stream })
@@ -184,7 +187,8 @@ impl<'a> RecordedWorld<'a> {
         let mut lowest: HashMap<(Rank, GroupId), u64> = HashMap::new();
         for (rank, record) in &self.records {
             for entry in self.pending(record) {
-                let (number, began) = (entry.sequence, record.unix_ns(entry.issued_ns));
+                let number = entry.sequence;
+                let began = record.unix_ns(entry.issued_ns);
                 let known = first.entry(entry.group).or_insert((number, began));
                 *known = (known.0.min(number), known.1.min(began));
             }
@@ -202,7 +206,8 @@ impl<'a> RecordedWorld<'a> {
                     (None, None) => true,
                 };
                 if record.overwritten > 0 && may_be_older {
-                    let (count, group) = (record.overwritten, self.group(id)?);
+                    let count = record.overwritten;
+                    let group = self.group(id)?;
                     let group =
                         format!("channel {} of ranks {}", group.channel, ranges(&group.ranks));
                     return Err(refused(format!(
@@ -219,7 +224,8 @@ impl<'a> RecordedWorld<'a> {
 /// folder.
 fn check_world(record: &FlightRecord, newest: &FlightRecord) -> Result<(), Error> {
     let Some(before) = record.time_until_world_of(newest) else { return Ok(()) };
-    let (rank, newest) = (record.rank, newest.rank);
+    let rank = record.rank;
+    let newest = newest.rank;
     Err(refused(format!(
         "the record of rank {rank} is of an earlier world: it was taken {before:?} before the world of rank {newest}'s record began"
     )))

@@ -33,8 +33,8 @@ const MAX_NAME: usize = 1024;
 /// let gathered = schedules.issue(Rank::new(0), all_gather)?;
 /// schedules.wait(Rank::new(0), gathered)?;
 /// let verdict = judge(&schedules);
-/// let expected = "deadlock: rank 0 is stuck: rank 0 waits for all_gather #0 of world, which rank 1 \
-///                 never issues";
+/// let expected = "deadlock: rank 0 is stuck: rank 0 waits for all_gather #0 of world, \
+///                 which rank 1 never issues";
 /// assert_eq!(verdict.to_string(), expected);
 ///
 /// schedules.issue(Rank::new(1), all_gather)?;
@@ -177,7 +177,8 @@ impl Schedules {
         if self.known.communicators.contains_key(name) {
             return Err(wrong("there are two communicators of this name".to_owned()));
         }
-        let (size, mut sorted) = (self.hosts.len(), ranks.to_vec());
+        let size = self.hosts.len();
+        let mut sorted = ranks.to_vec();
         sorted.sort_unstable();
         if let Some(rank) = sorted.last().filter(|rank| rank.index() >= size) {
             return Err(wrong(format!("rank {rank} of {size} ranks")));
@@ -191,7 +192,8 @@ impl Schedules {
         }
         self.members += ranks.len();
         self.known.communicators.insert(name.to_owned(), id);
-        let (name, ranks) = (name.to_owned(), ranks.to_vec());
+        let name = name.to_owned();
+        let ranks = ranks.to_vec();
         self.communicators.push(ScheduledCommunicator { name, ranks, operations: Vec::new() });
         Ok(id)
     }
@@ -251,7 +253,8 @@ impl Schedules {
 
     /// Adds an operation that no member has issued yet.
     pub(super) fn operation(&mut self, communicator: CommunicatorId, named: u64) -> u32 {
-        let (communicator, operation) = (communicator.0, number(self.operations.len()));
+        let communicator = communicator.0;
+        let operation = number(self.operations.len());
         #[rustfmt::skip]
         self.operations.push(ScheduledOperation { communicator, number: named, call: 0, differs: false, issuers: 0 });
         operation

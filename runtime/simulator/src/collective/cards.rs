@@ -53,7 +53,8 @@ impl Network {
 
 impl<'a> Route<'a> {
     pub(super) fn new(machine: &Machine, device: &Device, shape: &'a Shape) -> Self {
-        let (link, network) = (&device.links.machine, device.links.network.as_ref());
+        let link = &device.links.machine;
+        let network = device.links.network.as_ref();
         let machines = shape.machines();
         let network = network.filter(|_| machines > 1);
         Self {

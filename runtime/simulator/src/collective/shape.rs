@@ -82,7 +82,8 @@ impl Shapes {
         let Some(device) = machine.device() else {
             return Ok(Self { mesh, cards: None, networked: Default::default() });
         };
-        let (cards, ranks) = (machine.cards(), mesh.world_size());
+        let cards = machine.cards();
+        let ranks = mesh.world_size();
         if ranks > cards && device.links.network.is_none() {
             return Err(Error::TooManyRanks { machine: machine.name.clone(), cards, ranks, mesh });
         }

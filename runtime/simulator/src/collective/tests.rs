@@ -56,7 +56,8 @@ fn assert_near(time: Time, seconds: f64) {
 
 #[test]
 fn a_large_gather_is_a_ring() {
-    let (ring, bytes) = (world(&cluster(), 8), 8_000_000_000);
+    let ring = world(&cluster(), 8);
+    let bytes = 8_000_000_000;
     let gather = cost(&ring, Collective::AllGather, bytes);
     let latency = 8.4 * US + 7.0 * 3.4 * US;
     assert_near(gather.time, latency + 7e9 * LINK + 2e9 * MEMORY);

@@ -2,7 +2,7 @@
 
 use hsdp_sharding::{DType, Role, State};
 
-use super::shapes::{Attention, MatrixProduct, Scores, UnitShapes};
+use super::shapes::{Attention, LayerProduct, Scores, UnitShapes};
 use super::{Batch, Recompute};
 use crate::host::Placement;
 use crate::machine::{Kind, Machine};
@@ -53,41 +53,7 @@ impl<'a> Kernels<'a> {
     pub(super) fn cost(&self) -> WorkCost {
         self.on.cost(self.count, self.seconds)
     }
-}
 
-// The counts are those of a transformer in eager execution, in which the framework launches a
-// kernel for each operation. They are properties of programs, not of machines: a machine's numbers
-// turn them into times.
-
-/// Kernels around a product beside it: bias, activation or norm, residual sum or gate.
-const AROUND: f64 = 3.0;
-/// Elements that they read and write in memory, by element of the product's input and result: a
-/// kernel finds half of its elements in the cache, where the kernel before has left them.
-const AROUND_PASSES: f64 = 0.5;
-/// A backward has twice as many of both: for the gradients, and for what the forward kept.
-const BACKWARD: f64 = 2.0;
-
-/// Stored scores are scaled and masked, normalized, dropped out, and the results joined, in kernels
-/// of their own: two of them read and write all scores.
-const SCORES: (f64, f64) = (4.0, 4.0);
-/// The backward of these reads and writes gradients, and reads what was normalized.
-const SCORES_BACKWARD: (f64, f64) = (5.0, 5.0);
-/// FlashAttention's backward has five products where its forward has two.
-const FUSED_BACKWARD: f64 = 2.5;
-
-/// A lookup reads rows, and writes them.
-const LOOKUP: (f64, f64) = (1.0, 2.0);
-/// The gradient of a parameter is converted, and added to those of earlier microbatches, which are
-/// read for it.
-const GRADIENT: (f64, f64) = (2.0, 1.0);
-
-/// The kernels of a loss over classes, and their bytes by class, in f32: convert (6), maximum (4),
-/// difference (8), exponential (8), sum (4), quotient (8); the others are over tokens.
-const LOSS: (f64, f64) = (8.0, 38.0);
-/// Its gradient: copy (8), product with the seed (8), convert (6), difference at the target.
-const LOSS_BACKWARD: (f64, f64) = (4.0, 22.0);
-
-impl Kernels<'_> {
     /// Adds the forward of a unit.
     pub(super) fn forward(&mut self, unit: &UnitShapes, batch: &Batch) {
         for width in &unit.lookups {
@@ -125,13 +91,13 @@ impl Kernels<'_> {
     }
 
     /// Adds the product of activations with a matrix.
-    pub(super) fn product_forward(&mut self, product: &MatrixProduct, batch: &Batch) {
+    pub(super) fn product_forward(&mut self, product: &LayerProduct, batch: &Batch) {
         let [a, b] = product.dims;
         self.product(&product.with([batch.rows(), a, b]));
     }
 
     /// Adds the gradients of a tied product, with the sum of the matrix's.
-    pub(super) fn product_backward(&mut self, product: &MatrixProduct, batch: &Batch) {
+    pub(super) fn product_backward(&mut self, product: &LayerProduct, batch: &Batch) {
         self.gradients(product, batch);
         if product.role == Role::Trainable {
             self.passes(GRADIENT.0, GRADIENT.1 * product.elements());
@@ -139,7 +105,7 @@ impl Kernels<'_> {
     }
 
     /// Adds the gradient of a product's inputs, and the matrix's gradient if it is trained.
-    fn gradients(&mut self, product: &MatrixProduct, batch: &Batch) {
+    fn gradients(&mut self, product: &LayerProduct, batch: &Batch) {
         let [a, b] = product.dims;
         self.product(&product.with([batch.rows(), b, a]));
         if product.role == Role::Trainable {
@@ -172,7 +138,8 @@ impl Kernels<'_> {
 
     /// Queries with keys, and scores with values; or the two of a gradient.
     fn attention_products(&mut self, attention: &Attention, batch: &Batch) {
-        let (t, size) = (batch.context, attention.size);
+        let t = batch.context;
+        let size = attention.size;
         let count = batch.sequences as f64 * attention.heads as f64;
         // A row of the scores has a score for each token, and a row of any other matrix has a head.
         let strides = [t, size];
@@ -196,7 +163,39 @@ impl Kernels<'_> {
     }
 }
 
-impl MatrixProduct {
+// The counts are those of a transformer in eager execution, in which the framework launches a
+// kernel for each operation. They are properties of programs, not of machines: a machine's numbers
+// turn them into times.
+
+/// Kernels around a product beside it: bias, activation or norm, residual sum or gate.
+const AROUND: f64 = 3.0;
+/// Elements that they read and write in memory, by element of the product's input and result: a
+/// kernel finds half of its elements in the cache, where the kernel before has left them.
+const AROUND_PASSES: f64 = 0.5;
+/// A backward has twice as many of both: for the gradients, and for what the forward kept.
+const BACKWARD: f64 = 2.0;
+
+/// Stored scores are scaled and masked, normalized, dropped out, and the results joined, in kernels
+/// of their own: two of them read and write all scores.
+const SCORES: (f64, f64) = (4.0, 4.0);
+/// The backward of these reads and writes gradients, and reads what was normalized.
+const SCORES_BACKWARD: (f64, f64) = (5.0, 5.0);
+/// FlashAttention's backward has five products where its forward has two.
+const FUSED_BACKWARD: f64 = 2.5;
+
+/// A lookup reads rows, and writes them.
+const LOOKUP: (f64, f64) = (1.0, 2.0);
+/// The gradient of a parameter is converted, and added to those of earlier microbatches, which are
+/// read for it.
+const GRADIENT: (f64, f64) = (2.0, 1.0);
+
+/// The kernels of a loss over classes, and their bytes by class, in f32: convert (6), maximum (4),
+/// difference (8), exponential (8), sum (4), quotient (8); the others are over tokens.
+const LOSS: (f64, f64) = (8.0, 38.0);
+/// Its gradient: copy (8), product with the seed (8), convert (6), difference at the target.
+const LOSS_BACKWARD: (f64, f64) = (4.0, 22.0);
+
+impl LayerProduct {
     /// Returns the product of the forward, or of a gradient, with these numbers of rows, columns
     /// and summands.
     ///

@@ -62,12 +62,12 @@ pub fn is_attention(param: &Param) -> bool {
 
 /// A product of activations with a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct MatrixProduct {
+pub(super) struct LayerProduct {
     pub(super) dims: [usize; 2],
     pub(super) role: Role,
 }
 
-impl MatrixProduct {
+impl LayerProduct {
     /// Returns the product with a parameter, or `None` if it is no matrix.
     pub(super) fn of(param: &Param) -> Option<Self> {
         let dims = <[usize; 2]>::try_from(param.shape.as_slice()).ok()?;
@@ -96,7 +96,7 @@ impl MatrixProduct {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct UnitShapes {
     /// In the order of the parameters.
-    pub(super) products: Vec<MatrixProduct>,
+    pub(super) products: Vec<LayerProduct>,
     /// Elements of a row, by lookup.
     pub(super) lookups: Vec<usize>,
     pub(super) attention: Option<Attention>,
@@ -109,7 +109,7 @@ pub(super) struct UnitShapes {
 /// A product with an alias of a matrix.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Tied {
-    pub(super) product: MatrixProduct,
+    pub(super) product: LayerProduct,
     /// The dtype in which the unit of the matrix computes, if not in that of the batch.
     pub(super) compute: Option<DType>,
 }
@@ -135,7 +135,7 @@ impl UnitShapes {
         let lookups = unit.params.iter().filter(is_lookup);
         let trained = unit.params.iter().filter(|param| param.role == Role::Trainable);
         Ok(Self {
-            products: products.filter_map(MatrixProduct::of).collect(),
+            products: products.filter_map(LayerProduct::of).collect(),
             lookups: lookups.filter_map(|param| param.shape.last().copied()).collect(),
             attention,
             trained: (trained.count(), unit.trainable_numel().0 as f64),
@@ -145,7 +145,7 @@ impl UnitShapes {
 
     /// Returns the elements of all inputs and results of its products, for a token.
     pub(super) fn widths(&self) -> f64 {
-        self.products.iter().map(MatrixProduct::widths).sum()
+        self.products.iter().map(LayerProduct::widths).sum()
     }
 }
 

@@ -221,7 +221,8 @@ fn operations_are_six_by_parameter_and_token() {
         ("memory.bandwidth", 1e18),
     ];
     let on = Processor::new(&with("a100-node", &ideal), DType::F16, 1).expect("a processor");
-    let (computation, spec) = (gpt().computation().expect("a GPT"), gpt().spec());
+    let computation = gpt().computation().expect("a GPT");
+    let spec = gpt().spec();
     let batch = Batch { sequences: 1, context: 1024, ..batch() };
     let units = spec.unit_ids().map(|unit| {
         [computation.forward(unit, &batch, &on), computation.backward(unit, &batch, &on)]
@@ -264,7 +265,9 @@ fn fused_scores_do_not_pass_memory() {
 #[test]
 fn a_block_keeps_what_the_published_formula_says() {
     let computation = gpt().computation().expect("a GPT");
-    let (tokens, width, heads) = (2.0 * 1024.0, 1024.0, 16.0);
+    let tokens = 2.0 * 1024.0;
+    let width = 1024.0;
+    let heads = 16.0;
     let kept = |recompute| {
         let batch = Batch { sequences: 2, context: 1024, recompute, ..batch() };
         computation.kept(UnitId::new(1), &batch).get() as f64
@@ -323,9 +326,11 @@ fn a_unit_computes_at_the_speed_and_with_the_bytes_of_its_own_dtype() {
         let island = units.map(unit).fold(ModelSpec::new(), ModelSpec::unit);
         of(&spec.ties().fold(island, |spec, (alias, target)| spec.tie(alias, target)))
     };
-    let (narrow, wide) = (batch(), Batch { dtype: DType::F32, ..batch() });
+    let narrow = batch();
+    let wide = Batch { dtype: DType::F32, ..batch() };
     let on = card();
-    let (plain, all) = (of(&spec), computing(&|_| true));
+    let plain = of(&spec);
+    let all = computing(&|_| true);
     for unit in spec.unit_ids() {
         assert_eq!(all.forward(unit, &narrow, &on), plain.forward(unit, &wide, &on));
         assert_eq!(all.backward(unit, &narrow, &on), plain.backward(unit, &wide, &on));
@@ -336,7 +341,8 @@ fn a_unit_computes_at_the_speed_and_with_the_bytes_of_its_own_dtype() {
     assert_ne!(all.forward(block, &narrow, &on), plain.forward(block, &narrow, &on));
     assert_eq!(all.loss(&narrow, &on), plain.loss(&wide, &on));
     assert_eq!(all.most_kept(&narrow), plain.most_kept(&wide));
-    let (one, first) = (computing(&|unit| unit.name == "blocks.0"), UnitId::new(1));
+    let one = computing(&|unit| unit.name == "blocks.0");
+    let first = UnitId::new(1);
     assert_eq!(one.forward(first, &narrow, &on), plain.forward(first, &wide, &on));
     let second = UnitId::new(2);
     assert_eq!(one.forward(second, &narrow, &on), plain.forward(second, &narrow, &on));

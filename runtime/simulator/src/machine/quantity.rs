@@ -82,7 +82,8 @@ pub(super) struct NumberMut<'a> {
 /// value.
 pub(super) fn check(value: f64, unit: &Unit) -> Result<(), String> {
     if !unit.range().contains(&value) {
-        let (least, most) = (text(unit.least, unit), text(unit.most, unit));
+        let least = text(unit.least, unit);
+        let most = text(unit.most, unit);
         return Err(format!("is not between {least} and {most}"));
     }
     match unit.is_whole && value.fract() != 0.0 {

@@ -50,7 +50,8 @@ impl MeshGroups {
         let shard = shard.map(|rank| number(placed.group(Axis::Shard, rank))).collect();
         let replicate = firsts(mesh.shard_size(), 1);
         let replicate = replicate.map(|rank| number(placed.group(Axis::Replicate, rank))).collect();
-        let (world, shard_size) = (number(placed.world()), mesh.shard_size());
+        let world = number(placed.world());
+        let shard_size = mesh.shard_size();
         let of_axis = [shard, replicate];
         let shape = |members, first| shape(&of_axis, world, shard_size, members, first);
         let colors = Colors::of(mesh, &BTreeSet::new(), &shape);

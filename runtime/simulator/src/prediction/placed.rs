@@ -78,7 +78,8 @@ impl<'a> Placing<'a> {
         }
         self.ranks = self.ranks.saturating_add(mesh.world_size() as u64);
         if self.ranks > MOST_RANKS {
-            let (meshes, ranks) = (self.groups.len() + 1, self.ranks);
+            let meshes = self.groups.len() + 1;
+            let ranks = self.ranks;
             return Err(Error::TooLarge {
                 problem: format!(
                     "the {meshes} meshes up to here have {ranks} ranks: expected at most \

@@ -60,7 +60,8 @@ impl<'a> FittingCandidates<'a> {
             meshes.iter().map(|mesh| Ok((*mesh, Arc::new(MeshGroups::new(*mesh, space.machine)?))));
         let groups = placed.collect::<Result<HashMap<_, _>, Error>>()?;
         let loads = space.loads(&batches)?;
-        let (fits, unfit) = (Vec::new(), BTreeMap::new());
+        let fits = Vec::new();
+        let unfit = BTreeMap::new();
         let mut fitting = Self { space, choices, loads, groups, fits, unfit, candidates: 0 };
         let choices = fitting.choices.par_iter().enumerate();
         let parts: Vec<Result<ConsideredPart, Error>> =
@@ -116,7 +117,9 @@ impl<'a> FittingCandidates<'a> {
                 let Some(cost) = &cost else { continue };
                 let bound = space.tokens(it) as f64 / cost.seconds(it, update);
                 #[expect(clippy::cast_possible_truncation, reason = "there are 2^21 candidates")]
-                let (choice, load) = (index as u32, load as u32);
+                let choice = index as u32;
+                #[expect(clippy::cast_possible_truncation, reason = "there are 2^21 candidates")]
+                let load = load as u32;
                 part.fits.push(FittingCandidate { bound, memory, choice, load, offload: *offload });
             }
         }

@@ -196,7 +196,8 @@ impl Space<'_> {
         };
         let each = self.ranks as u64 * self.context as u64;
         if tokens == 0 || !tokens.is_multiple_of(each) {
-            let (ranks, context) = (self.ranks, self.context);
+            let ranks = self.ranks;
+            let context = self.context;
             return Err(Error::BatchTokens { tokens, ranks, context });
         }
         let sequences = tokens / each;
@@ -207,7 +208,8 @@ impl Space<'_> {
     }
 
     fn dtypes(&self) -> Vec<[DType; 2]> {
-        let (full, half) = (DType::F32, DType::BF16);
+        let full = DType::F32;
+        let half = DType::BF16;
         match placement(self.machine) {
             Placement::Host => vec![[full, full], [full, half]],
             Placement::Device => vec![[half, half], [half, full], [full, full]],
@@ -241,7 +243,8 @@ impl Space<'_> {
     /// Returns the step of a candidate.
     pub(super) fn workload(&self, plan: &Arc<Plan>, load: &Load, offload: Offload) -> Workload {
         let microbatches = Microbatches::Given(load.microbatches);
-        let (plan, computation) = (Arc::clone(plan), Arc::clone(self.computation));
+        let plan = Arc::clone(plan);
+        let computation = Arc::clone(self.computation);
         Workload { plan, computation, batch: load.batch, microbatches, offload }
     }
 }

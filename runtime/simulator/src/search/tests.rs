@@ -95,7 +95,8 @@ fn the_estimate_of_a_space_is_the_work_that_is_done() {
             let space = Space { offloads, ..case.space() };
             let fitting = FittingCandidates::of(&space).expect("a space");
             let size = (case.spec.units().len() + case.spec.params().count()) as u64;
-            let (plans, loads) = (fitting.choices.len(), fitting.loads.len());
+            let plans = fitting.choices.len();
+            let loads = fitting.loads.len();
             let estimate = space.estimate(plans, &space.batches().expect("batches"));
             assert_eq!(estimate.candidates, fitting.candidates);
             assert_eq!(estimate.planned, (plans + loads) as u64 * size);

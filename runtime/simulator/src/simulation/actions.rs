@@ -132,7 +132,8 @@ impl SimulatedWorld<'_> {
         let Self { mesh, placement, ref colors, costs, .. } = *self;
         let world = Machinery { mesh, placement, colors, costs };
         let meetings = Meetings::new(&world, blocks);
-        let (ranks, spans) = (&mut self.ranks, &mut self.spans);
+        let ranks = &mut self.ranks;
+        let spans = &mut self.spans;
         let mut run = BlockRun { world, meetings, ranks, spans, number };
         let mut progress: Vec<ColorProgress> =
             blocks.iter().map(|it| ColorProgress::in_block(it)).collect();
@@ -226,7 +227,8 @@ impl BlockRun<'_> {
         }
         let cost = self.meetings.cost(color, index);
         let operation = *self.meetings.operation(color, index);
-        let (share, what) = (Share::of(operation.stage), What::Issue(operation));
+        let share = Share::of(operation.stage);
+        let what = What::Issue(operation);
         let is_on_host = self.is_on_host();
         let rank = &mut self.ranks.of[color];
         let begins = rank.host;
@@ -236,7 +238,8 @@ impl BlockRun<'_> {
         }
         rank.shares.carry(cost.busy);
         let is_exchange = operation.channel == Channel::Control;
-        let (ready, ends) = (if is_exchange { rank.host } else { rank.end() }, rank.host);
+        let ready = if is_exchange { rank.host } else { rank.end() };
+        let ends = rank.host;
         self.show(color, Lane::Host, Doing { what, begins, ends, late: Time::ZERO });
         self.meetings.issue(&mut self.ranks.streams, color, index, ready.max(after));
     }
@@ -283,9 +286,11 @@ impl BlockRun<'_> {
 
     fn need(&mut self, color: usize, reference: Reference) -> Result<(), Parked> {
         let Some((operation, times)) = self.find(color, reference)? else { return Ok(()) };
-        let (is_on_host, what) = (self.is_on_host(), What::Wait(operation));
+        let is_on_host = self.is_on_host();
+        let what = What::Wait(operation);
         let rank = &mut self.ranks.of[color];
-        let (begins, host) = (rank.computation, rank.host);
+        let begins = rank.computation;
+        let host = rank.host;
         let late = rank.wait(times, Share::of(operation.stage));
         let ends = rank.computation;
         if is_on_host || operation.channel == Channel::Control {
@@ -312,9 +317,12 @@ impl BlockRun<'_> {
     }
 
     fn compute(&mut self, color: usize, work: Work) {
-        let (cost, is_on_host) = (self.world.costs.work(work), self.is_on_host());
-        let (rank, share) = (&mut self.ranks.of[color], Share::of_work(work));
-        let (launched, late) = (rank.host, Time::ZERO);
+        let cost = self.world.costs.work(work);
+        let is_on_host = self.is_on_host();
+        let rank = &mut self.ranks.of[color];
+        let share = Share::of_work(work);
+        let launched = rank.host;
+        let late = Time::ZERO;
         let (begins, time) = match is_on_host {
             true => {
                 rank.work(cost.host, share);
@@ -364,7 +372,8 @@ impl BlockRun<'_> {
             for (index, operation) in block.operations.iter().enumerate() {
                 let Times { could, begins, ends } = times(index)?;
                 let lane = Lane::Collectives(meetings.stream(color, index));
-                let (what, microbatch) = (What::Operation(*operation), number);
+                let what = What::Operation(*operation);
+                let microbatch = number;
                 let late = begins.saturating_sub(could);
                 spans.push(Span { color, lane, what, microbatch, begins, ends, late });
             }

@@ -89,7 +89,8 @@ impl Colors {
     }
 
     fn stable(mesh: Mesh, color: &[usize], shape: ShapeOf<'_>) -> Self {
-        let (mut firsts, mut counts) = (Vec::new(), Vec::new());
+        let mut firsts = Vec::new();
+        let mut counts = Vec::new();
         for rank in mesh.ranks() {
             let color = color[rank.index()];
             if color == firsts.len() {

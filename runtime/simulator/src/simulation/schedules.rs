@@ -6,7 +6,7 @@ use hsdp_flight::Channel;
 use hsdp_sharding::{Axis, Mesh, Rank};
 
 use super::{Orders, Streams};
-use crate::host::{Action, Block, Issued, Members, Operation, Placement};
+use crate::host::{Action, Block, IssuedHandles, Members, Operation, Placement};
 use crate::{CommunicatorId, Error, Issue, Schedules};
 
 impl Orders {
@@ -30,7 +30,7 @@ impl Orders {
         for rank in self.mesh.ranks() {
             let mut host = HostList { schedules: &mut schedules, groups: &groups, rank, streams };
             let order = &self.of[&self.data(rank)];
-            let mut issued = Issued::default();
+            let mut issued = IssuedHandles::default();
             for block in &order.blocks {
                 for _ in 0..block.times {
                     issued.begin(block);
@@ -102,7 +102,7 @@ impl HostList<'_> {
         &mut self,
         placement: Placement,
         block: &Block,
-        issued: &mut Issued<usize>,
+        issued: &mut IssuedHandles<usize>,
     ) -> Result<(), Error> {
         for action in &block.actions {
             match *action {

@@ -76,11 +76,13 @@ fn orders(case: Case, placement: Placement, absent: &[usize]) -> Orders {
     let unit = |index| Unit::new(format!("u{index}")).param(Param::new(format!("w{index}"), [12]));
     let spec = (0..UNITS).fold(ModelSpec::new(), |spec, index| spec.unit(unit(index)));
     let mesh = Mesh::new(case.mesh[0], case.mesh[1]).expect("a mesh");
-    let (accumulation, prefetch) = (case.accumulation, case.prefetch);
+    let accumulation = case.accumulation;
+    let prefetch = case.prefetch;
     let options = PlanOptions { accumulation, prefetch, ..PlanOptions::default() };
     let plan = Arc::new(Plan::new(spec, mesh, options).expect("a plan"));
     let order = |data| {
-        let (microbatches, loss_scale) = (case.microbatches, LossScale::Fixed);
+        let microbatches = case.microbatches;
+        let loss_scale = LossScale::Fixed;
         (data, Order::of(&plan, Step { microbatches, placement, data, loss_scale }))
     };
     let of = BTreeMap::from([Data::Present, Data::Absent].map(order));

@@ -10,7 +10,7 @@ use prost::Message;
 
 use super::{Traces, name_of_operation, name_of_work};
 use crate::Time;
-use crate::host::{Action, Block, Issued, Members, Operation, Placement, Reference, Work};
+use crate::host::{Action, Block, IssuedHandles, Members, Operation, Placement, Reference, Work};
 use crate::simulation::{Lane, stream};
 
 /// The channels whose groups are axes of the mesh.
@@ -64,7 +64,8 @@ impl Traces<'_> {
 
     /// Returns the number of a rank's group for operations of a channel.
     fn group(&self, channel: Channel, members: Members, rank: Rank) -> usize {
-        let (mesh, at) = (self.orders.mesh, self.orders.mesh.coordinate(rank));
+        let mesh = self.orders.mesh;
+        let at = self.orders.mesh.coordinate(rank);
         let [replicate, shard] = [mesh.replicate_size(), mesh.shard_size()];
         match (members, channel, self.orders.placement) {
             (Members::World, ..) => 0,
@@ -73,6 +74,54 @@ impl Traces<'_> {
                 1 + replicate + shard + at.replicate_index
             }
             (Members::Shard, ..) => 1 + at.replicate_index,
+        }
+    }
+
+    /// Returns the nodes of a rank's block.
+    fn prepare(&self, rank: Rank, block: &Block) -> io::Result<BlockNodes> {
+        let operations = block.operations.iter().map(|it| self.operation(rank, it));
+        let work = |action: &Action| match action {
+            Action::Compute(work) => Some(self.work(*work)),
+            _ => None,
+        };
+        let works = block.actions.iter().map(work).collect();
+        Ok(BlockNodes { operations: operations.collect::<io::Result<_>>()?, works })
+    }
+
+    fn operation(&self, rank: Rank, operation: &Operation) -> io::Result<PreparedOperation> {
+        let members = operation.members;
+        let mesh = self.orders.mesh;
+        let first = match members {
+            Members::Shard => mesh.members(Axis::Shard, rank).next(),
+            Members::Replicate => mesh.members(Axis::Replicate, rank).next(),
+            Members::World => None,
+        };
+        let shape = self.costs.shape(members, first.unwrap_or(Rank::new(0)));
+        let cost = self.costs.operation(operation, shape);
+        let name = name_of_operation(self.spec, operation);
+        let call = computation(format!("issue {name}"), Lane::Host, cost.host);
+        let lane = lane(operation.channel, self.orders.placement);
+        let moves = members.count(mesh) > 1 && operation.bytes() > 0;
+        let group = self.group(operation.channel, members, rank);
+        let attributes = attributes(operation, group)?;
+        let node = Node { name, kind: NodeType::Collective.into(), attributes, ..Node::default() };
+        let collective = moves.then_some(Template { node, lane, time: cost.link });
+        let is_exchange = operation.channel == Channel::Control;
+        Ok(PreparedOperation { lane, is_exchange, call, collective })
+    }
+
+    fn work(&self, work: Work) -> PreparedWork {
+        let name = name_of_work(self.spec, work);
+        let cost = self.costs.work(work);
+        match self.orders.placement {
+            Placement::Host => {
+                PreparedWork { host: computation(name, Lane::Host, cost.host), device: None }
+            }
+            Placement::Device => {
+                let host = computation(format!("launch {name}"), Lane::Host, cost.host);
+                let device = computation(name, Lane::Computation, cost.device);
+                PreparedWork { host, device: Some(device) }
+            }
         }
     }
 }
@@ -267,54 +316,6 @@ struct PreparedWork {
     device: Option<Template>,
 }
 
-impl Traces<'_> {
-    /// Returns the nodes of a rank's block.
-    fn prepare(&self, rank: Rank, block: &Block) -> io::Result<BlockNodes> {
-        let operations = block.operations.iter().map(|it| self.operation(rank, it));
-        let work = |action: &Action| match action {
-            Action::Compute(work) => Some(self.work(*work)),
-            _ => None,
-        };
-        let works = block.actions.iter().map(work).collect();
-        Ok(BlockNodes { operations: operations.collect::<io::Result<_>>()?, works })
-    }
-
-    fn operation(&self, rank: Rank, operation: &Operation) -> io::Result<PreparedOperation> {
-        let (members, mesh) = (operation.members, self.orders.mesh);
-        let first = match members {
-            Members::Shard => mesh.members(Axis::Shard, rank).next(),
-            Members::Replicate => mesh.members(Axis::Replicate, rank).next(),
-            Members::World => None,
-        };
-        let shape = self.costs.shape(members, first.unwrap_or(Rank::new(0)));
-        let cost = self.costs.operation(operation, shape);
-        let name = name_of_operation(self.spec, operation);
-        let call = computation(format!("issue {name}"), Lane::Host, cost.host);
-        let lane = lane(operation.channel, self.orders.placement);
-        let moves = members.count(mesh) > 1 && operation.bytes() > 0;
-        let group = self.group(operation.channel, members, rank);
-        let attributes = attributes(operation, group)?;
-        let node = Node { name, kind: NodeType::Collective.into(), attributes, ..Node::default() };
-        let collective = moves.then_some(Template { node, lane, time: cost.link });
-        let is_exchange = operation.channel == Channel::Control;
-        Ok(PreparedOperation { lane, is_exchange, call, collective })
-    }
-
-    fn work(&self, work: Work) -> PreparedWork {
-        let (name, cost) = (name_of_work(self.spec, work), self.costs.work(work));
-        match self.orders.placement {
-            Placement::Host => {
-                PreparedWork { host: computation(name, Lane::Host, cost.host), device: None }
-            }
-            Placement::Device => {
-                let host = computation(format!("launch {name}"), Lane::Host, cost.host);
-                let device = computation(name, Lane::Computation, cost.device);
-                PreparedWork { host, device: Some(device) }
-            }
-        }
-    }
-}
-
 /// Returns the stream of an operation. On a device, exchanges are in the stream of all others:
 /// ASTRA-sim has one communication of a rank at a time, so without this order two ranks could begin
 /// different ones, and wait for each other.
@@ -325,7 +326,8 @@ fn lane(channel: Channel, placement: Placement) -> Lane {
 
 fn computation(name: String, lane: Lane, time: Time) -> Template {
     let is_on_host = Attribute::new("is_cpu_op", Value::Bool(lane == Lane::Host));
-    let (kind, attributes) = (NodeType::Computation.into(), vec![is_on_host]);
+    let kind = NodeType::Computation.into();
+    let attributes = vec![is_on_host];
     Template { node: Node { name, kind, attributes, ..Node::default() }, lane, time }
 }
 
@@ -359,7 +361,7 @@ struct Walk {
     computation: After,
     /// The last operation of each stream.
     streams: After,
-    issued: Issued<After>,
+    issued: IssuedHandles<After>,
 }
 
 /// A block that is walked through.
@@ -375,7 +377,7 @@ struct BlockWalk<'a, 's, W> {
 impl Walk {
     fn new(placement: Placement) -> Self {
         let [host, computation, streams] = [After::default(); 3];
-        Self { placement, host, computation, streams, issued: Issued::default() }
+        Self { placement, host, computation, streams, issued: IssuedHandles::default() }
     }
 
     /// Adds the nodes of a block, once.
@@ -419,7 +421,8 @@ impl<W: Write> BlockWalk<'_, '_, W> {
         if self.is_issued(Reference::Here(index)) {
             return Ok(());
         }
-        let (walk, operation) = (&mut *self.walk, &mut self.prepared.operations[index]);
+        let walk = &mut *self.walk;
+        let operation = &mut self.prepared.operations[index];
         if operation.call.time > Time::ZERO {
             walk.host = self.nodes.add(&mut operation.call, walk.host)?;
             if walk.is_on_host() {
@@ -479,7 +482,8 @@ impl<W: Write> BlockWalk<'_, '_, W> {
     /// thread, too, so nothing follows it before the launch ends.
     fn compute(&mut self, place: usize) -> io::Result<()> {
         let Some(work) = &mut self.prepared.works[place] else { return Ok(()) };
-        let (launched, walk) = (self.walk.host, &mut *self.walk);
+        let launched = self.walk.host;
+        let walk = &mut *self.walk;
         if work.device.is_none() || work.host.time > Time::ZERO {
             walk.host = self.nodes.add(&mut work.host, walk.host)?;
         }

@@ -36,11 +36,11 @@ const PREFIX: &str = ".hsdp-";
 #[derive(Debug)]
 pub struct Output {
     path: PathBuf,
-    target: Target,
+    target: OutputTarget,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Target {
+enum OutputTarget {
     /// Path of a regular file that exists or can be created. It is no link.
     Regular(PathBuf),
     Stdout,
@@ -69,20 +69,20 @@ impl Output {
             refuse_inputs(path, found, inputs)?;
         }
         let target = match &found {
-            None => Target::Regular(resolve(path).map_err(failed)?),
+            None => OutputTarget::Regular(resolve(path).map_err(failed)?),
             Some(found) => match (stream(found), found.is_file()) {
                 // The shell has opened it. A file in its place would not receive what the program
                 // prints.
                 (Some(stream), _) => stream,
-                (None, true) => Target::Regular(resolve(path).map_err(failed)?),
-                (None, false) if is_null(found) => Target::Null,
+                (None, true) => OutputTarget::Regular(resolve(path).map_err(failed)?),
+                (None, false) if is_null(found) => OutputTarget::Null,
                 (None, false) => {
                     let kind = kind(found.file_type());
                     return Err(FileError::NotRegular { path: path.to_owned(), kind });
                 }
             },
         };
-        if let Target::Regular(target) = &target {
+        if let OutputTarget::Regular(target) = &target {
             if found.is_some() {
                 // A write-protected file is not replaced.
                 open(target, OpenOptions::new().write(true)).map_err(failed)?;
@@ -102,7 +102,7 @@ impl Output {
     /// # Errors
     /// [`FileError::Twice`].
     pub fn differs_from(&self, other: &Self) -> Result<(), FileError> {
-        match self.target == other.target && self.target != Target::Null {
+        match self.target == other.target && self.target != OutputTarget::Null {
             true => Err(FileError::Twice { path: self.path.clone() }),
             false => Ok(()),
         }
@@ -114,7 +114,7 @@ impl Output {
     /// [`FileError::IsStdout`].
     pub fn differs_from_stdout(&self) -> Result<(), FileError> {
         match self.target {
-            Target::Stdout => Err(FileError::IsStdout { path: self.path.clone() }),
+            OutputTarget::Stdout => Err(FileError::IsStdout { path: self.path.clone() }),
             _ => Ok(()),
         }
     }
@@ -134,10 +134,12 @@ impl Output {
         write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
     ) -> Result<(), FileError> {
         let written = match &self.target {
-            Target::Regular(target) => replace(target, |file| into(file.as_file_mut(), write)),
-            Target::Stdout => into(io::stdout().lock(), write),
-            Target::Stderr => into(io::stderr().lock(), write),
-            Target::Null => write(&mut io::sink()),
+            OutputTarget::Regular(target) => {
+                replace(target, |file| into(file.as_file_mut(), write))
+            }
+            OutputTarget::Stdout => into(io::stdout().lock(), write),
+            OutputTarget::Stderr => into(io::stderr().lock(), write),
+            OutputTarget::Null => write(&mut io::sink()),
         };
         written.map_err(|source| FileError::Io { path: self.path.clone(), source })
     }
@@ -186,7 +188,7 @@ impl OutputFolder {
         let own = folder_of(&self.path).canonicalize().ok();
         let own = own.zip(self.path.file_name()).map(|(folder, name)| folder.join(name));
         match &file.target {
-            Target::Regular(target) if own.as_ref() == Some(target) => {
+            OutputTarget::Regular(target) if own.as_ref() == Some(target) => {
                 Err(FileError::Twice { path: self.path.clone() })
             }
             _ => Ok(()),
@@ -259,7 +261,7 @@ pub fn replace_at(
     path: &Path,
     write: impl FnOnce(&Path) -> io::Result<()>,
 ) -> Result<(), FileError> {
-    let Target::Regular(target) = Output::check(path, &[])?.target else {
+    let OutputTarget::Regular(target) = Output::check(path, &[])?.target else {
         return Err(FileError::NotRegular { path: path.to_owned(), kind: "a device" });
     };
     replace(&target, |file| write(file.path()))
@@ -363,7 +365,7 @@ fn is_one(path: &Path, _: &Metadata, other: &Path) -> bool {
 
 /// Returns the stream of this process that the file is, if any. `/dev/null` is not one.
 #[cfg(unix)]
-fn stream(found: &Metadata) -> Option<Target> {
+fn stream(found: &Metadata) -> Option<OutputTarget> {
     use std::os::fd::{AsFd as _, BorrowedFd};
     use std::os::unix::fs::MetadataExt as _;
 
@@ -374,16 +376,16 @@ fn stream(found: &Metadata) -> Option<Target> {
     if is_null(found) {
         None
     } else if is_open_as(io::stdout().as_fd()) {
-        Some(Target::Stdout)
+        Some(OutputTarget::Stdout)
     } else if is_open_as(io::stderr().as_fd()) {
-        Some(Target::Stderr)
+        Some(OutputTarget::Stderr)
     } else {
         None
     }
 }
 
 #[cfg(not(unix))]
-fn stream(_: &Metadata) -> Option<Target> {
+fn stream(_: &Metadata) -> Option<OutputTarget> {
     None
 }
 

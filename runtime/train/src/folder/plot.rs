@@ -124,15 +124,14 @@ pub(crate) fn updates(file: &Path, steps: &[(u64, Norms)]) -> Result<(), Failure
 
 fn draw_updates(svg: &mut String, columns: &[(u64, Norms)]) -> Result<(), Box<dyn Error>> {
     let names: Vec<&str> = columns[0].1.iter().map(|(name, _)| name).collect();
-    let (top, edge) = (
-        |row: usize| TOP + pixels(ROW * row),
-        |column: usize| NAMES + pixels(CELLS * column / columns.len()),
-    );
-    let (right, bottom) = (edge(columns.len()), top(names.len()));
+    let top = |row: usize| TOP + pixels(ROW * row);
+    let edge = |column: usize| NAMES + pixels(CELLS * column / columns.len());
+    let right = edge(columns.len());
+    let bottom = top(names.len());
     let size = (right.unsigned_abs() + 24, (bottom + BOTTOM).unsigned_abs());
     let area = SVGBackend::with_string(svg, size).into_drawing_area();
     area.fill(&WHITE)?;
-    let scale = Scale::of(columns);
+    let scale = RatioScale::of(columns);
     write(&area, "Change of each parameter in a step, over the parameter", 16, 26, 20, HPos::Left)?;
     scale.draw(&area)?;
     for (row, name) in names.iter().enumerate() {
@@ -176,12 +175,12 @@ fn write(
 }
 
 /// Colors from pale to dark blue, between the smallest and the largest power of ten.
-struct Scale {
+struct RatioScale {
     least: i32,
     most: i32,
 }
 
-impl Scale {
+impl RatioScale {
     #[expect(clippy::cast_possible_truncation, reason = "exponents of f64 are small")]
     fn of(columns: &[(u64, Norms)]) -> Self {
         let ratios = columns.iter().flat_map(|(_, ratios)| ratios.iter().map(|(_, ratio)| *ratio));

@@ -28,7 +28,7 @@ const NEW: &str = "json.new";
 
 /// Receives the events and spans of all threads. The trace itself begins later, when the process of
 /// rank 0 is known.
-pub(crate) struct Recorder {
+pub(crate) struct TraceRecorder {
     switch: Switch,
     layer: reload::Handle<Option<ChromeLayer<Registry>>, Registry>,
 }
@@ -40,13 +40,13 @@ pub(crate) struct Trace {
     _writer: FlushGuard,
 }
 
-impl fmt::Debug for Recorder {
+impl fmt::Debug for TraceRecorder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Recorder").finish_non_exhaustive()
     }
 }
 
-impl Recorder {
+impl TraceRecorder {
     /// Installs the subscriber of the process. It shows warnings from then on.
     pub(crate) fn listen(warnings: &Warnings) -> Result<Self, Failure> {
         let switch = Switch::default();

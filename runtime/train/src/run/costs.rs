@@ -12,13 +12,13 @@ use crate::failure::Failure;
 
 /// A planned and a measured number.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Compared<T> {
+pub(crate) struct PlannedAndMeasured<T> {
     pub(crate) planned: T,
     pub(crate) measured: T,
 }
 
-/// The collectives of the steps of one rank, counted where bytes are copied and reduced. Collectives
-/// between steps, as of evaluations, do not count.
+/// The collectives of the steps of one rank, counted where bytes are copied and reduced.
+/// Collectives between steps, as of evaluations, do not count.
 #[derive(Debug, Default)]
 pub(crate) struct Counted {
     before: Option<LedgerSnapshot>,
@@ -30,10 +30,10 @@ pub(crate) struct Counted {
 #[derive(Debug)]
 pub(crate) struct RankCosts {
     /// Calls in the whole run, and the bytes that came from other ranks.
-    traffic: Compared<Traffic>,
+    traffic: PlannedAndMeasured<Traffic>,
     /// Peak bytes of each category, by its name. They are of the device if the model lies on one,
     /// with those of the host for the offloaded parts, and for an exchange through the host.
-    pub(crate) memory: Vec<(String, Compared<ByteCount>)>,
+    pub(crate) memory: Vec<(String, PlannedAndMeasured<ByteCount>)>,
 }
 
 impl Counted {
@@ -61,7 +61,7 @@ impl Counted {
     /// Returns the costs of this rank in the counted steps. Memory is counted by the allocator.
     pub(crate) fn costs(&self, model: &ShardedModel, microbatches: usize) -> RankCosts {
         let planned = model.plan().traffic(model.rank(), microbatches as u64) * self.steps;
-        let traffic = Compared { planned, measured: self.received };
+        let traffic = PlannedAndMeasured { planned, measured: self.received };
         RankCosts { traffic, memory: held(model) }
     }
 }
@@ -81,7 +81,8 @@ impl RankCosts {
         let traffic = flows.as_flattened().iter().flat_map(|(_, it)| [it.calls, it.bytes.get()]);
         let memory = self.memory.iter().flat_map(|(_, it)| [it.planned.get(), it.measured.get()]);
         let own: Vec<u64> = traffic.chain(memory).collect();
-        let (group, len) = (world.world_group(Channel::User), own.len());
+        let group = world.world_group(Channel::User);
+        let len = own.len();
         let all = group.all_gather(Tag::default(), own)?.wait()?;
         Ok(all.chunks(len).map(|numbers| self.with(numbers)).collect())
     }
@@ -103,36 +104,39 @@ impl RankCosts {
         let memory = self.memory.iter().zip(memory.as_chunks().0);
         let compared = |((name, _), &[planned, measured]): (&(String, _), &[u64; 2])| {
             let [planned, measured] = [planned, measured].map(ByteCount);
-            (name.clone(), Compared { planned, measured })
+            (name.clone(), PlannedAndMeasured { planned, measured })
         };
         Self {
-            traffic: Compared { planned: traffic(), measured: traffic() },
+            traffic: PlannedAndMeasured { planned: traffic(), measured: traffic() },
             memory: memory.map(compared).collect(),
         }
     }
 
     /// Returns the traffic to show, with the collectives of updates as one entry, `update`. Most
     /// optimizers have none, and then it is not shown.
-    pub(crate) fn traffic(&self) -> impl Iterator<Item = (&'static str, Compared<Flow>)> {
-        let Compared { planned, measured } = self.traffic;
+    pub(crate) fn traffic(&self) -> impl Iterator<Item = (&'static str, PlannedAndMeasured<Flow>)> {
+        let PlannedAndMeasured { planned, measured } = self.traffic;
         let has_update = [planned.update, measured.update] != [Flow::NONE; 2];
         let pairs = planned.flows().into_iter().zip(measured.flows());
         pairs
-            .map(|((name, planned), (_, measured))| (name, Compared { planned, measured }))
+            .map(|((name, planned), (_, measured))| {
+                (name, PlannedAndMeasured { planned, measured })
+            })
             .filter(move |(name, _)| *name != "update" || has_update)
     }
 
     /// Returns the totals of the rank, for `summary.json`.
     pub(crate) fn summary(&self, rank: usize) -> Value {
         let flow = |flow: Flow| json!({ "calls": flow.calls, "bytes": flow.bytes.get() });
-        let traffic = self.traffic().map(|(name, Compared { planned, measured })| {
+        let traffic = self.traffic().map(|(name, PlannedAndMeasured { planned, measured })| {
             let sides = json!({ "planned": flow(planned), "measured": flow(measured) });
             (name.to_owned(), sides)
         });
-        let memory = self.memory.iter().map(|(category, Compared { planned, measured })| {
-            let sides = json!({ "planned": planned.get(), "measured": measured.get() });
-            (category.clone(), sides)
-        });
+        let memory =
+            self.memory.iter().map(|(category, PlannedAndMeasured { planned, measured })| {
+                let sides = json!({ "planned": planned.get(), "measured": measured.get() });
+                (category.clone(), sides)
+            });
         json!({
             "rank": rank,
             "collectives": traffic.collect::<Map<_, _>>(),
@@ -141,7 +145,8 @@ impl RankCosts {
     }
 }
 
-/// Checks that calls and bytes are exactly as planned on all ranks. Returns a sentence that says so.
+/// Checks that calls and bytes are exactly as planned on all ranks. Returns a sentence that says
+/// so.
 pub(crate) fn check_traffic(costs: &[RankCosts]) -> Result<String, Failure> {
     let ranks = costs.len();
     match costs.iter().filter(|costs| !costs.is_traffic_as_planned()).count() {
@@ -154,8 +159,9 @@ pub(crate) fn check_traffic(costs: &[RankCosts]) -> Result<String, Failure> {
 }
 
 /// Returns this rank's peak memory, planned and measured.
-fn held(model: &ShardedModel) -> Vec<(String, Compared<ByteCount>)> {
-    let (plan, rank) = (model.plan(), model.rank());
+fn held(model: &ShardedModel) -> Vec<(String, PlannedAndMeasured<ByteCount>)> {
+    let plan = model.plan();
+    let rank = model.rank();
     // State and update are those of this rank, where others may have more.
     let own = |planned: MemoryPlan, update: ByteCount| {
         let optimizer = planned.optimizer.min(plan.optimizer_state(rank));
@@ -185,7 +191,7 @@ fn peaks(
     rank: Rank,
     plan: &MemoryPlan,
     usage: fn(Rank, Category) -> Usage,
-) -> Vec<(String, Compared<ByteCount>)> {
+) -> Vec<(String, PlannedAndMeasured<ByteCount>)> {
     let categories = [
         Category::Shard,
         Category::GatherInput,
@@ -196,7 +202,7 @@ fn peaks(
         Category::Update,
     ];
     let peak = |(category, (name, planned)): (Category, (&str, ByteCount))| {
-        (name.to_owned(), Compared { planned, measured: usage(rank, category).peak })
+        (name.to_owned(), PlannedAndMeasured { planned, measured: usage(rank, category).peak })
     };
     categories.into_iter().zip(plan.categories()).map(peak).collect()
 }
@@ -246,14 +252,16 @@ mod tests {
 
     use super::*;
 
-    /// Costs of a rank whose all-gathers receive one byte less than planned for each rank before it.
+    /// Costs of a rank whose all-gathers receive one byte less than planned for each rank before
+    /// it.
     fn costs(rank: Rank) -> RankCosts {
         let flow = |bytes| Flow { calls: 8, bytes: ByteCount(bytes) };
         let traffic = |bytes| Traffic { all_gather: flow(bytes), ..Traffic::default() };
         let measured = traffic(4096 - rank.index() as u64);
-        let memory = Compared { planned: ByteCount(64), measured: ByteCount(rank.index() as u64) };
+        let memory =
+            PlannedAndMeasured { planned: ByteCount(64), measured: ByteCount(rank.index() as u64) };
         RankCosts {
-            traffic: Compared { planned: traffic(4096), measured },
+            traffic: PlannedAndMeasured { planned: traffic(4096), measured },
             memory: vec![("shard".into(), memory)],
         }
     }

@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Serialize, Serializer};
 
 use crate::failure::Failure;
-use crate::folder::{Files, Metrics, StepRecord, TRACED_STEPS, plot};
+use crate::folder::{Metrics, RunFiles, StepRecord, TRACED_STEPS, plot};
 use crate::setup::Setup;
 use crate::warnings::Warnings;
 
@@ -24,9 +24,9 @@ struct MetricsLine<'a> {
 
 /// The progress bar, and the files that grow with each step.
 #[derive(Debug)]
-pub(crate) struct Progress<'a> {
+pub(crate) struct RunProgress<'a> {
     bar: ProgressBar,
-    files: Option<&'a Files>,
+    files: Option<&'a RunFiles>,
     metrics: Option<Metrics>,
     records: Vec<StepRecord>,
     ratios: Ratios,
@@ -42,10 +42,11 @@ pub fn bar(steps: u64, warnings: &Warnings) -> ProgressBar {
     bar
 }
 
-impl<'a> Progress<'a> {
+impl<'a> RunProgress<'a> {
     pub(crate) fn new(steps: u64, setup: &Setup<'a>) -> Self {
         let bar = bar(steps, setup.warnings());
-        let (records, ratios) = (Vec::new(), Ratios::default());
+        let records = Vec::new();
+        let ratios = Ratios::default();
         Self { bar, files: setup.files, metrics: None, records, ratios }
     }
 
@@ -142,7 +143,7 @@ pub(crate) fn after_update(
 /// Ratios of measured updates, for the plot at the end. Keeps no more steps than the plot has room
 /// for.
 #[derive(Debug, Default)]
-pub(crate) struct Ratios(Spread<(u64, Norms)>);
+pub(crate) struct Ratios(EvenSpread<(u64, Norms)>);
 
 impl Ratios {
     /// Adds the ratios of a step.
@@ -160,20 +161,20 @@ impl Ratios {
 
 /// An evenly spread selection of the added items: every one, or every second, fourth and so on.
 #[derive(Debug)]
-struct Spread<T> {
+struct EvenSpread<T> {
     kept: Vec<T>,
     added: usize,
     /// Number of added items for each kept one.
     of: usize,
 }
 
-impl<T> Default for Spread<T> {
+impl<T> Default for EvenSpread<T> {
     fn default() -> Self {
         Self { kept: Vec::new(), added: 0, of: 1 }
     }
 }
 
-impl<T> Spread<T> {
+impl<T> EvenSpread<T> {
     /// Adds an item, and keeps at most `most` items. `most` is at least 1.
     fn add(&mut self, item: T, most: usize) {
         let is_kept = self.added.is_multiple_of(self.of);
@@ -207,12 +208,13 @@ mod tests {
 
     /// Returns the bar and the progress of a resumed run, which makes one step of 10 ms.
     #[expect(clippy::disallowed_methods, reason = "the bar measures the time of a step")]
-    fn resumed(steps: u64, first: u64) -> (ProgressBar, Progress<'static>) {
+    fn resumed(steps: u64, first: u64) -> (ProgressBar, RunProgress<'static>) {
         let bar = bar(steps, &Warnings::of("test"));
         bar.set_draw_target(indicatif::ProgressDrawTarget::hidden());
-        let (records, ratios) = (Vec::new(), Ratios::default());
+        let records = Vec::new();
+        let ratios = Ratios::default();
         let mut progress =
-            Progress { bar: bar.clone(), files: None, metrics: None, records, ratios };
+            RunProgress { bar: bar.clone(), files: None, metrics: None, records, ratios };
         progress.start(first).expect("no files");
         thread::sleep(Duration::from_millis(10));
         let record = StepRecord {
@@ -245,7 +247,7 @@ mod tests {
     #[test]
     fn what_is_kept_is_bounded_and_evenly_spread() {
         let kept = |added: usize, most| {
-            let mut spread = Spread::default();
+            let mut spread = EvenSpread::default();
             (0..added).for_each(|item| spread.add(item, most));
             spread.kept
         };

@@ -7,16 +7,16 @@ use hsdp::{ByteCount, ElemCount, Mesh};
 use serde_json::{Value, json};
 
 use super::Run;
-use super::costs::{Compared, RankCosts, check_traffic};
-use super::saving::Saving;
+use super::costs::{PlannedAndMeasured, RankCosts, check_traffic};
+use super::saving::RunSaving;
 use crate::failure::Failure;
-use crate::folder::{Files, StepRecord, plot};
+use crate::folder::{RunFiles, StepRecord, plot};
 use crate::stdout;
 use crate::stdout::table;
 
 /// How training ended. It is equal on all ranks.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Ended {
+pub(crate) struct RunEnd {
     /// Steps made, including those before the run was resumed.
     pub(crate) steps: u64,
     /// Whether a signal has ended the run. The signal may have come to another process.
@@ -29,7 +29,7 @@ pub(crate) struct Ended {
 /// `--out`; a program adds its own to them.
 #[derive(Debug)]
 pub struct Report {
-    ended: Ended,
+    ended: RunEnd,
     first: Option<First>,
 }
 
@@ -63,10 +63,10 @@ impl Report {
         let costs = costs.of_all(run.model.world())?;
         let messages = run.messages.summary(run.model.world())?;
         run.model.end_run()?;
-        let ended = Ended {
+        let ended = RunEnd {
             steps: run.next,
             was_stopped: run.was_stopped,
-            unsaved: run.saving.as_ref().and_then(Saving::unsaved),
+            unsaved: run.saving.as_ref().and_then(RunSaving::unsaved),
         };
         let Some(progress) = run.progress.take() else {
             return Ok(Self { ended, first: None });
@@ -186,25 +186,25 @@ impl Report {
         }
     }
 
-    /// Joins the reports of the ranks of this process. Returns the end of the run, and the report of
-    /// rank 0, if it is among them.
-    pub(crate) fn of_all(reports: Vec<Self>) -> (Ended, Option<Self>) {
+    /// Joins the reports of the ranks of this process. Returns the end of the run, and the report
+    /// of rank 0, if it is among them.
+    pub(crate) fn of_all(reports: Vec<Self>) -> (RunEnd, Option<Self>) {
         let ended = reports.last().map(|report| report.ended.clone()).unwrap_or_default();
         (ended, reports.into_iter().find(|report| report.first.is_some()))
     }
 
-    /// Writes `summary.json` and `loss.svg`, and prints the tables of rank 0. Files stay as they are
-    /// if all steps were made before this run.
+    /// Writes `summary.json` and `loss.svg`, and prints the tables of rank 0. Files stay as they
+    /// are if all steps were made before this run.
     ///
     /// # Errors
     /// The failure of [`fail`](Self::fail), or else that of a file or of stdout.
-    pub(crate) fn publish(mut self, files: Option<&Files>) -> Result<(), Failure> {
+    pub(crate) fn publish(mut self, files: Option<&RunFiles>) -> Result<(), Failure> {
         let failure = self.first.as_mut().and_then(|first| first.failure.take());
         let shown = self.show(files);
         failure.map_or(shown, Err)
     }
 
-    fn show(&self, files: Option<&Files>) -> Result<(), Failure> {
+    fn show(&self, files: Option<&RunFiles>) -> Result<(), Failure> {
         let Some(first) = &self.first else { return Ok(()) };
         if first.records.is_empty() {
             let text = format!("{}\n{}", first.reason, first.text);
@@ -245,7 +245,7 @@ impl First {
     fn traffic_table(&self) -> Table {
         let a_step = |total: u64| (total / self.records.len() as u64).to_string();
         let costs = self.costs.first().into_iter().flat_map(RankCosts::traffic);
-        let rows = costs.map(|(name, Compared { planned, measured })| {
+        let rows = costs.map(|(name, PlannedAndMeasured { planned, measured })| {
             let [calls_planned, calls] = [planned, measured].map(|flow| a_step(flow.calls));
             let [bytes_planned, bytes] = [planned, measured].map(|flow| a_step(flow.bytes.get()));
             [name.to_owned(), calls_planned, calls, bytes_planned, bytes]
@@ -255,7 +255,8 @@ impl First {
 
     /// Returns the peak memory of rank 0 by category.
     fn memory_table(&self) -> Table {
-        let used = |it: &Compared<ByteCount>| it.planned.max(it.measured) > ByteCount::ZERO;
+        let used =
+            |it: &PlannedAndMeasured<ByteCount>| it.planned.max(it.measured) > ByteCount::ZERO;
         let costs = self.costs.first().into_iter().flat_map(|costs| &costs.memory);
         let planned = costs.filter(|(_, compared)| used(compared)).map(|(category, compared)| {
             [category.clone(), compared.planned.to_string(), compared.measured.to_string()]

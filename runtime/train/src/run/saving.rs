@@ -24,7 +24,7 @@ const KEPT_BEST: usize = 2;
 const EVALUATIONS: &str = "evaluations";
 
 #[derive(Debug)]
-pub(crate) struct Saving {
+pub(crate) struct RunSaving {
     checkpoints: Checkpoints,
     best: Option<Checkpoints>,
     /// Folder of the best checkpoints, if they are saved.
@@ -38,7 +38,7 @@ pub(crate) struct Saving {
     best_unsaved: Option<Error>,
 }
 
-impl Saving {
+impl RunSaving {
     /// Opens the run's folders of checkpoints, if the options ask for any. Collective.
     pub(crate) fn open(
         model: &ShardedModel,
@@ -142,7 +142,8 @@ impl Saving {
         }
         let group = model.world().world_group(Channel::User);
         let of_first = group.all_gather(Tag::default(), own)?.wait()?;
-        let (left, newest) = (of_first[0], of_first[1]);
+        let left = of_first[0];
+        let newest = of_first[1];
         let with =
             CheckpointOptions { keep: KEPT_BEST, content: self.content, ..Default::default() };
         let mut best = Checkpoints::open(model, folder, with)?;
@@ -165,17 +166,17 @@ impl Saving {
         model: &ShardedModel,
         optimizer: &O,
         evaluations: &Evaluations,
-        ends: Ends,
+        ends: StepEnds,
     ) -> Result<(), Failure> {
-        if ends == Ends::No && !model.committed_steps().is_multiple_of(self.every) {
+        if ends == StepEnds::No && !model.committed_steps().is_multiple_of(self.every) {
             let ended = self.checkpoints.poll(model);
             return self.note(ended).map(drop);
         }
         self.finish_earlier(model)?;
         let user = self.user(evaluations);
         let saved = match ends {
-            Ends::Yes => self.checkpoints.save(model, optimizer, &user).map(Some),
-            Ends::No => {
+            StepEnds::Yes => self.checkpoints.save(model, optimizer, &user).map(Some),
+            StepEnds::No => {
                 let begun = self.checkpoints.save_in_background(model, optimizer, &user);
                 warn_of(&begun, model);
                 begun.map(|()| None)
@@ -256,7 +257,7 @@ fn warn_of<T>(begun: &Result<T, Error>, model: &ShardedModel) {
 
 /// Whether the run ends after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ends {
+pub(crate) enum StepEnds {
     /// The run goes on.
     No,
     /// A signal arrived, all steps are done, or evaluations have not improved.

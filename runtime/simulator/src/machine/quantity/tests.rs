@@ -62,7 +62,8 @@ fn a_source_is_required() {
 proptest::proptest! {
     #[test]
     fn a_displayed_value_is_read_as_the_same_number(mantissa in 1.0..10.0_f64, power in 3..18_i32) {
-        let (large, small) = (mantissa * 10_f64.powi(power), mantissa * 10_f64.powi(-power));
+        let large = mantissa * 10_f64.powi(power);
+        let small = mantissa * 10_f64.powi(-power);
         assert_eq!(parse(&text(large, &Bytes::UNIT), &Bytes::UNIT), Ok(large));
         assert_eq!(parse(&text(small, &Seconds::UNIT), &Seconds::UNIT), Ok(small));
         assert_eq!(parse(&text(1.0 / mantissa, &Ratio::UNIT), &Ratio::UNIT), Ok(1.0 / mantissa));
