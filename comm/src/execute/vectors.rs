@@ -514,6 +514,15 @@ impl<T: Element> Exchanging<T> {
         self.targets[it.to.clone()].iter().flatten()
     }
 
+    /// Combines a range. Only these blocks need so large a frame on the stack.
+    #[inline(never)]
+    fn combine_block(&self, how: How, range: Range<usize>) {
+        match range.len() <= SHORT {
+            true => self.combine_in_place(how, &mut [T::zeroed(); SHORT], range),
+            false => self.combine_in_place(how, &mut [T::zeroed(); LONG], range),
+        }
+    }
+
     /// Combines a range by means of a buffer for results, as many elements at a time as it has. No
     /// element is written before it was read.
     fn combine_in_place(&self, how: How, results: &mut [T], range: Range<usize>) {
@@ -617,13 +626,7 @@ impl<T: Element> Work for Exchanging<T> {
                 let sources: PerMember<&[T]> = sources.map(|it| &it[part.clone()]).collect();
                 combine(*how, target, &sources);
             }
-            Blocks::CombineInPlace(how, cuts) => {
-                let (_, range) = cuts.block(block);
-                match range.len() <= SHORT {
-                    true => self.combine_in_place(*how, &mut [T::zeroed(); SHORT], range),
-                    false => self.combine_in_place(*how, &mut [T::zeroed(); LONG], range),
-                }
-            }
+            Blocks::CombineInPlace(how, cuts) => self.combine_block(*how, cuts.block(block).1),
         }
     }
 
