@@ -4,11 +4,9 @@
 //! The engine of the step below does the work. This floor keeps the state that updates share, and
 //! knows no optimizer and no checkpoint.
 
-mod between_steps;
-pub(crate) mod clipping;
 pub(crate) mod evaluation;
 pub(crate) mod export;
-mod gradients;
+pub(crate) mod gradients;
 pub(crate) mod norms;
 pub(crate) mod updates;
 
@@ -16,13 +14,19 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use hsdp_comm::{Error as CommError, Fault, FaultPlace, ModelLabel, World};
+use hsdp_comm::{Error as CommError, Fault, FaultPlace, ModelLabel, PartKind, Reduction, World};
+use hsdp_kernels::Element;
 use hsdp_sharding::{FullCopies, ModelSpec, Param, Piece, Plan, Rank, UnitId};
 use parking_lot::Mutex;
 
 use crate::agree::comparison::{self, InitialValues};
 use crate::error::Error;
-use crate::model::updates::Updates;
+use crate::model::evaluation::Evaluation;
+use crate::model::norms::{
+    COUNTS, Histogram, Histograms, Norms, add_square, by_parameter, count, over_shards, pieces,
+    trained,
+};
+use crate::model::updates::{Moved, Updates};
 use crate::options::placement::Placement;
 use crate::options::{EndOfRun, ModelOptions, StepOptions};
 use crate::state::context::{Context, ModelId};
@@ -32,11 +36,12 @@ use crate::state::shard::Shard;
 use crate::step::engine::Engine;
 use crate::step::{NextStep, Step};
 
-/// This rank's part of a model: its shards of the parameters, and the engine that gathers parameters and reduces gradients.
+/// This rank's part of a model: its shards of the parameters, and the engine that gathers
+/// parameters and reduces gradients.
 #[derive(Debug)]
 pub struct ShardedModel {
     pub(crate) engine: Arc<Engine>,
-    /// StateGuard for a moment only, also by those who hold the state of the engine.
+    /// Locked for a moment only, also by those who hold the state of the engine.
     pub(crate) updates: Mutex<Updates>,
 }
 
@@ -50,15 +55,18 @@ impl ShardedModel {
     /// an error here. Parameters that are [stored](Param::stored_in) in the compute dtype are
     /// rounded once, to nearest, ties to even.
     ///
-    /// Collective over the world. A rank that is refused, by its options for example, tells the other ranks and does not wait for them.
-    /// A rank that is behind gets `StepAborted` with the reason, also from a collective of its own before this call.
+    /// Collective over the world. A rank that is refused, by its options for example, tells the
+    /// other ranks and does not wait for them. A rank that is behind gets `StepAborted` with the
+    /// reason, also from a collective of its own before this call.
     ///
     /// # Errors
-    /// [`Error::Plan`] if the spec cannot be planned; [`Error::Options`] if an option has a value that is not allowed, or
-    /// the mesh does not have the world's size; [`Error::Size`] if `init` returns another number of elements;
-    /// [`Error::Kernel`] if there is not enough memory; [`Error::Disagreement`] on all ranks if ranks differ; [`Error::Comm`] if the
-    /// communication fails, or if this is the world's first model and a fault is at a unit that it does not have, which ends the world; on a device also
-    /// `Error::Placement` if the device cannot be used, and `Error::Device` if it has not enough memory.
+    /// [`Error::Plan`] if the spec cannot be planned; [`Error::Options`] if an option has a value
+    /// that is not allowed, or the mesh does not have the world's size; [`Error::Size`] if `init`
+    /// returns another number of elements; [`Error::Kernel`] if there is not enough memory;
+    /// [`Error::Disagreement`] on all ranks if ranks differ; [`Error::Comm`] if the communication
+    /// fails, or if this is the world's first model and a fault is at a unit that it does not have,
+    /// which ends the world; on a device also `Error::Placement` if the device cannot be used, and
+    /// `Error::Device` if it has not enough memory.
     pub fn new(
         world: World,
         spec: ModelSpec,
@@ -70,7 +78,8 @@ impl ShardedModel {
         Self::of(context, shards, &values)
     }
 
-    /// The constant parts of a model: plan, options and groups. A failure is told to the other ranks.
+    /// Returns the constant parts of a model: plan, options and groups. A failure is told to the
+    /// other ranks.
     pub(crate) fn context(
         world: World,
         spec: ModelSpec,
@@ -123,53 +132,57 @@ impl ShardedModel {
         Ok(Self { engine, updates: Mutex::default() })
     }
 
-    /// The plan: layouts, order of collectives, memory and bytes. Until a first step is finished, its order of units is the declared
-    /// one; then it is as [`UnitOrder`](crate::UnitOrder) says.
+    /// Returns the plan: layouts, order of collectives, memory and bytes. Until a first step is
+    /// finished, its order of units is the declared one; then it is as
+    /// [`UnitOrder`](crate::UnitOrder) says.
     #[must_use]
     pub fn plan(&self) -> &Plan {
         self.engine.context.settled_plan()
     }
 
-    /// The world in which the model's collectives run.
+    /// Returns the world in which the model's collectives run.
     #[must_use]
     pub fn world(&self) -> &World {
         &self.engine.context.world
     }
 
-    /// This rank.
+    /// Returns this rank.
     #[must_use]
     pub fn rank(&self) -> Rank {
         self.engine.context.rank()
     }
 
-    /// The options of the model.
+    /// Returns the options of the model.
     #[must_use]
     pub fn options(&self) -> &ModelOptions {
         &self.engine.context.options
     }
 
-    /// Whether this rank's part of the model lies on a device.
+    /// Returns whether this rank's part of the model lies on a device.
     #[must_use]
     pub fn is_on_device(&self) -> bool {
         self.engine.context.device.is_some()
     }
 
-    /// Whether this rank's part of the model is updated on a device: it lies there, and none of it
-    /// is offloaded.
+    /// Returns whether this rank's part of the model is updated on a device: it lies there, and
+    /// none of it is offloaded.
     #[must_use]
     pub fn updates_on_device(&self) -> bool {
         self.engine.context.updates_on_device()
     }
 
-    /// Begins a step. The ranks exchange headers of 72 bytes, and compare step, plan, options, loss scale, and the
-    /// [options](crate::Optimizer::check) with which an optimizer has updated the last step.
+    /// Begins a step. The ranks exchange headers of 72 bytes, and compare step, plan, options, loss
+    /// scale, and the [options](crate::Optimizer::check) with which an optimizer has updated the
+    /// last step.
     ///
-    /// Collective over the world. After an error that is not [fatal](Error::is_fatal) no step is open on this rank, and there is no
-    /// step to drop. This rank calls this method again, and so do the others: they may have another error (`StepAborted` if they
-    /// had begun the step already), or still wait for this rank's header.
+    /// Collective over the world. After an error that is not [fatal](Error::is_fatal) no step is
+    /// open on this rank, and there is no step to drop. This rank calls this method again, and so
+    /// do the others: they may have another error (`StepAborted` if they had begun the step
+    /// already), or still wait for this rank's header.
     ///
     /// # Errors
-    /// As [`next_step`](Self::next_step), and [`Error::EndOfData`] where that returns [`NextStep::End`].
+    /// As [`next_step`](Self::next_step), and [`Error::EndOfData`] where that returns
+    /// [`NextStep::End`].
     pub fn begin_step(&mut self, options: StepOptions) -> Result<Step<'_>, Error> {
         match self.next_step(options)? {
             NextStep::Step(step) => Ok(step),
@@ -179,17 +192,21 @@ impl ShardedModel {
         }
     }
 
-    /// As [`begin_step`](Self::begin_step), for runs in which some ranks may have more data than others. Each rank states with
-    /// [`StepOptions::input`] whether it has data, and all ranks get the same result: a step, or the end of the run.
+    /// As [`begin_step`](Self::begin_step), for runs in which some ranks may have more data than
+    /// others. Each rank states with [`StepOptions::input`] whether it has data, and all ranks get
+    /// the same result: a step, or the end of the run.
     ///
     /// Collective over the world, with the [`end_run`](Self::end_run) of ranks that end their run.
     ///
     /// # Errors
-    /// [`Error::UnevenInputs`] on all ranks if only some ranks have data and the model's [`Uneven`](crate::Uneven) refuses that, and
-    /// [`Error::UnevenEnds`] if some ranks [end their run](Self::end_run); [`Error::Disagreement`] if ranks differ in step, plan, options,
-    /// loss scale, number of microbatches or the [options](crate::Optimizer::check) of the last update, or replicas in the [bits of their shards](ModelOptions::compare_replicas);
-    /// [`Error::SameSamples`] if two ranks name the same [samples](StepOptions::samples); [`Error::Misuse`] for a step of 0 microbatches, inside
-    /// [`with_shards`](Self::with_shards), or while a step is neither finished nor dropped; [`Error::Comm`] if the communication fails.
+    /// [`Error::UnevenInputs`] on all ranks if only some ranks have data and the model's
+    /// [`Uneven`](crate::Uneven) refuses that, and [`Error::UnevenEnds`] if some ranks [end their
+    /// run](Self::end_run); [`Error::Disagreement`] if ranks differ in step, plan, options, loss
+    /// scale, number of microbatches or the [options](crate::Optimizer::check) of the last update,
+    /// or replicas in the [bits of their shards](ModelOptions::compare_replicas);
+    /// [`Error::SameSamples`] if two ranks name the same [samples](StepOptions::samples);
+    /// [`Error::Misuse`] for a step of 0 microbatches, inside [`with_shards`](Self::with_shards),
+    /// or while a step is neither finished nor dropped; [`Error::Comm`] if the communication fails.
     pub fn next_step(&mut self, options: StepOptions) -> Result<NextStep<'_>, Error> {
         Ok(match self.engine.begin_step(options)? {
             ControlFlow::Continue(id) => NextStep::Step(Step::new(Arc::clone(&self.engine), id)),
@@ -197,25 +214,30 @@ impl ShardedModel {
         })
     }
 
-    /// Ends this rank's run, after the steps that it has committed, and checks that the run ends on all ranks. This is the last call
-    /// of a training loop. [Collective calls](Self::full_parameters) outside of steps may follow.
+    /// Ends this rank's run, after the steps that it has committed, and checks that the run ends on
+    /// all ranks. This is the last call of a training loop. [Collective
+    /// calls](Self::full_parameters) outside of steps may follow.
     ///
-    /// A rank that ends its loop without this call *leaves* the world when it drops its last handle of it. Ranks that begin another
-    /// step then get `WorldAborted`, and the rank that left gets no error.
+    /// A rank that ends its loop without this call *leaves* the world when it drops its last handle
+    /// of it. Ranks that begin another step then get `WorldAborted`, and the rank that left gets no
+    /// error.
     ///
-    /// Collective over the world, with the [`next_step`](Self::next_step) of ranks that begin another step. That call returns the end
-    /// of the run if no rank has data, or under [`Uneven::Stop`](crate::Uneven::Stop).
+    /// Collective over the world, with the [`next_step`](Self::next_step) of ranks that begin
+    /// another step. That call returns the end of the run if no rank has data, or under
+    /// [`Uneven::Stop`](crate::Uneven::Stop).
     ///
     /// # Errors
     /// [`Error::UnevenEnds`] on all ranks if another rank has data for a step, except under
-    /// [`Uneven::Stop`](crate::Uneven::Stop); [`Error::Disagreement`] if ranks have committed different numbers of steps, or differ in
-    /// the [options](crate::Optimizer::check) of the last update;
-    /// [`Error::Misuse`] if a step was neither finished nor dropped; [`Error::Comm`] if the communication fails.
+    /// [`Uneven::Stop`](crate::Uneven::Stop); [`Error::Disagreement`] if ranks have committed
+    /// different numbers of steps, or differ in the [options](crate::Optimizer::check) of the last
+    /// update; [`Error::Misuse`] if a step was neither finished nor dropped; [`Error::Comm`] if the
+    /// communication fails.
     pub fn end_run(&mut self) -> Result<(), Error> {
         self.engine.end_run()
     }
 
-    /// The identity of this model. An optimizer keeps the identity of the model for which it was made.
+    /// Returns the identity of this model. An optimizer keeps the identity of the model for which
+    /// it was made.
     #[must_use]
     pub fn id(&self) -> &ModelId {
         &self.engine.id
@@ -228,7 +250,8 @@ impl ShardedModel {
         self.engine.context.label.unwrap_or(ModelLabel::FIRST)
     }
 
-    /// The number of steps that an optimizer has completed, with an update or, where all ranks agreed to skip, without one.
+    /// Returns the number of steps that an optimizer has completed, with an update or, where all
+    /// ranks agreed to skip, without one.
     #[must_use]
     pub fn committed_steps(&self) -> u64 {
         self.engine.state().committed
@@ -245,18 +268,20 @@ impl ShardedModel {
         self.engine.state().applied
     }
 
-    /// The factor by which losses are multiplied in the next step. The same on all ranks.
+    /// Returns the factor by which losses are multiplied in the next step. The same on all ranks.
     #[must_use]
     pub fn loss_scale(&self) -> f64 {
         self.engine.state().loss_scale.value()
     }
 
-    /// This rank's shard of a unit's parameters, in f32, in the layout's order. It is a handle to the values of this moment,
-    /// which later updates do not change. It is a copy if parameters are [stored](Param::stored_in) in the compute dtype, or lie on a
-    /// device; the call waits for that. Not collective.
+    /// Returns this rank's shard of a unit's parameters, in f32, in the layout's order. It is a
+    /// handle to the values of this moment, which later updates do not change. It is a copy if
+    /// parameters are [stored](Param::stored_in) in the compute dtype, or lie on a device; the call
+    /// waits for that. Not collective.
     ///
     /// # Errors
-    /// [`Error::Kernel`] if there is no memory for a copy; [`Error::Device`](Error) if the parameters lie on a device that fails.
+    /// [`Error::Kernel`] if there is no memory for a copy; [`Error::Device`](Error) if the
+    /// parameters lie on a device that fails.
     ///
     /// # Panics
     /// If the model has no such unit.
@@ -264,14 +289,15 @@ impl ShardedModel {
         self.engine.state().shards[unit.index()].in_f32(&self.engine.context)
     }
 
-    /// All parameters in full, in f32, row-major, by name: for export, evaluation and tests.
+    /// Returns all parameters in full, in f32, row-major, by name: for export, evaluation and
+    /// tests.
     ///
-    /// Collective over the shard group, outside of steps: one gather for each unit, in the order of the spec. Every rank gets all
-    /// parameters.
+    /// Collective over the shard group, outside of steps: one gather for each unit, in the order of
+    /// the spec. Every rank gets all parameters.
     ///
     /// # Errors
-    /// [`Error::Comm`] if a gather fails; [`Error::Kernel`] if there is not enough memory; [`Error::Device`](Error) if the parameters lie on
-    /// a device that fails.
+    /// [`Error::Comm`] if a gather fails; [`Error::Kernel`] if there is not enough memory;
+    /// [`Error::Device`](Error) if the parameters lie on a device that fails.
     pub fn full_parameters(&self) -> Result<BTreeMap<String, Vec<f32>>, Error> {
         let (context, state) = (&self.engine.context, self.engine.state());
         let (shards, step) = (state.shards.clone(), state.next_step);
@@ -291,16 +317,175 @@ impl ShardedModel {
     pub fn take_events(&self) -> Vec<Event> {
         self.engine.context.events.take()
     }
+
+    /// Begins an evaluation, between two steps, before the first or after the last. Not collective:
+    /// its [batches](Evaluation::batch) are.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] within a step that was neither finished nor dropped.
+    pub fn evaluation(&mut self) -> Result<Evaluation<'_>, Error> {
+        let opened = self.engine.begin_evaluation()?;
+        Ok(Evaluation::new(Arc::clone(&self.engine), opened))
+    }
+
+    /// Returns the 2-norm of the values of each parameter, also of frozen ones, over all shards.
+    /// Squares are summed in f64. Parameters on a device are copied to the host.
+    ///
+    /// Collective over the shard group, outside of steps: one all-reduce of an f64 for each
+    /// parameter. All ranks get the same bits.
+    ///
+    /// # Errors
+    /// [`Error::Comm`] if the all-reduce fails; [`Error::Kernel`] if there is not enough memory;
+    /// [`Error::Device`](Error) if the parameters lie on a device that fails.
+    pub fn norms(&self) -> Result<Norms, Error> {
+        let squares = self.summed(1, add_square)?;
+        Ok(by_parameter(self.plan(), &squares, |_| true, |square| square[0].sqrt()))
+    }
+
+    /// As many sums for each parameter: `add` adds elements of this rank to those of their
+    /// parameter.
+    fn summed<T: Element>(
+        &self,
+        count: usize,
+        add: impl Fn(&mut [T], &[f32]),
+    ) -> Result<Vec<T>, Error> {
+        let (context, state) = (&self.engine.context, self.engine.state());
+        let (shards, step) = (state.shards.clone(), state.next_step);
+        drop(state);
+        control::between_steps(&context.world, step, || {
+            let mut sums = vec![T::zeroed(); count * context.parameters()];
+            for (unit, shard) in context.plan.spec().unit_ids().zip(&shards) {
+                let elements = shard.in_f32(context)?;
+                for (number, range) in pieces(context, unit, elements.len()) {
+                    add(&mut sums[count * number..][..count], &elements[range]);
+                }
+            }
+            over_shards(context, step, None, Reduction::Sum, sums)
+        })
+    }
+
+    /// Returns a histogram of the values of each parameter, also of frozen ones, over all shards.
+    /// Parameters on a device are copied to the host.
+    ///
+    /// Collective over the shard group, outside of steps: one all-reduce of 51 u64 for each
+    /// parameter.
+    ///
+    /// # Errors
+    /// As [`norms`](Self::norms).
+    pub fn histograms(&self) -> Result<Histograms, Error> {
+        let count = |counts: &mut [u64], values: &[f32]| count(counts, values.iter().copied());
+        Ok(by_parameter(self.plan(), &self.summed(COUNTS, count)?, |_| true, Histogram::of))
+    }
+
+    /// Returns how far the last update has moved the parameters; `None` if it was not
+    /// [measured](crate::Gradients::measured), or if all ranks skipped the step. Not collective.
+    ///
+    /// ```
+    /// use hsdp::prelude::*;
+    /// # fn step(
+    /// #     model: &mut ShardedModel,
+    /// #     adamw: &mut AdamW,
+    /// #     gradients: hsdp::Gradients,
+    /// # ) -> Result<(), hsdp::Error> {
+    /// adamw.step(model, gradients.measured())?;
+    /// if let Some(update) = model.last_update() {
+    ///     for (name, ratio) in update.ratios(model)?.iter() {
+    ///         println!("{name}: {ratio:.1e}");
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn last_update(&self) -> Option<MeasuredUpdate> {
+        let moved = self.updates.lock().moved.clone()?;
+        let finished = self.engine.state().next_step;
+        Some(MeasuredUpdate { model: self.id().clone(), finished, moved })
+    }
+
+    /// Checks that the parameters have their own values, and that no step works with them.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] within a step, or while its gradients exist: they belong to the present
+    /// values of the parameters; inside [`with_shards`](Self::with_shards).
+    pub(crate) fn check_between_steps(&self, operation: &'static str) -> Result<(), Error> {
+        let state = self.engine.state();
+        self.engine.check_own_shards(&state, operation)?;
+        if !state.is_in_step() && !state.has_gradients_out() {
+            return Ok(());
+        }
+        let what = "a step is under way, or its gradients still exist: first apply the gradients \
+                    with an optimizer, or drop them";
+        Err(self.engine.context.misuse(operation, state.next_step, what.to_owned()))
+    }
 }
 
-/// Refuses parameters without an f32 master on a device, where an update takes the masters of a whole unit.
+/// How far an update has moved the parameters of a model: this rank's part, until ranks add up
+/// theirs.
+#[derive(Clone, Debug)]
+pub struct MeasuredUpdate {
+    model: ModelId,
+    finished: u64,
+    moved: Moved,
+}
+
+impl MeasuredUpdate {
+    /// Returns the 2-norm of the change of each trainable parameter, in f64: with the decay of
+    /// weights, and after clipping. 0 for a parameter that was not updated.
+    ///
+    /// Collective over the shard group: one all-reduce of two f64 for each parameter. All ranks get
+    /// the same bits.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] if it is an update of another model; [`Error::Comm`] if the all-reduce
+    /// fails.
+    pub fn norms(&self, model: &ShardedModel) -> Result<Norms, Error> {
+        self.of_squares(model, |[_, change]| change.sqrt())
+    }
+
+    /// Returns the 2-norm of the change of each trainable parameter over the 2-norm of the
+    /// parameter before the update. 0 for a parameter that was not updated; infinite for one that
+    /// was zero and has changed.
+    ///
+    /// Collective over the shard group: one all-reduce of two f64 for each parameter. All ranks get
+    /// the same bits.
+    ///
+    /// # Errors
+    /// As [`norms`](Self::norms).
+    pub fn ratios(&self, model: &ShardedModel) -> Result<Norms, Error> {
+        self.of_squares(model, |[before, change]| match change {
+            0.0 => 0.0,
+            change => (change / before).sqrt(),
+        })
+    }
+
+    fn of_squares(
+        &self,
+        model: &ShardedModel,
+        value: impl Fn([f64; 2]) -> f64,
+    ) -> Result<Norms, Error> {
+        let (context, step) = (&model.engine.context, self.finished);
+        let squares = control::between_steps(&context.world, step, || {
+            if self.model != *model.id() {
+                let what = "this is an update of another model".to_owned();
+                return Err(context.misuse("norms of an update", step, what));
+            }
+            let squares = self.moved.squares.clone();
+            over_shards(context, step, Some(PartKind::Change), Reduction::Sum, squares)
+        })?;
+        Ok(trained(model.plan(), &squares, |of| value([of[0], of[1]])))
+    }
+}
+
+/// Refuses parameters without an f32 master on a device, where an update takes the masters of a
+/// whole unit.
 fn check_stored(plan: &Plan, placement: Placement) -> Result<(), Error> {
     let stored = |(_, param): (_, &Param)| Some((param.name.clone(), param.stored?));
     match plan.spec().params().find_map(stored) {
         Some((name, dtype)) if placement != Placement::Host => {
             let what = format!(
-                "parameter `{name}`, stored in {dtype}: a model on a device has f32 masters of all parameters; do not use `stored_in`, or \
-                 place the model on the host"
+                "parameter `{name}`, stored in {dtype}: a model on a device has f32 masters of all \
+                 parameters; do not use `stored_in`, or place the model on the host"
             );
             Err(Error::Options { what })
         }
@@ -308,8 +493,9 @@ fn check_stored(plan: &Plan, placement: Placement) -> Result<(), Error> {
     }
 }
 
-/// Refuses a fault at a unit that the world's first model does not have; a later model may have fewer units. Each rank refuses the
-/// faults of all ranks. If another process was not given the fault, it learns of it from the end of the world.
+/// Refuses a fault at a unit that the world's first model does not have; a later model may have
+/// fewer units. Each rank refuses the faults of all ranks. If another process was not given the
+/// fault, it learns of it from the end of the world.
 fn check_faults(world: &World, units: usize) -> Result<(), Error> {
     let lacking = |fault: &&Fault| match fault.place {
         FaultPlace::Unit(unit) | FaultPlace::UnitStage(unit, _) => unit.index() >= units,

@@ -12,7 +12,7 @@ use crate::state::context::Context;
 use crate::state::shard::Shard;
 use crate::step::gradients::Gradients;
 
-/// All parameters in f32, by name.
+/// Returns all parameters in f32, by name.
 pub(crate) fn full_parameters(
     context: &Context,
     shards: &[Shard],
@@ -27,7 +27,7 @@ pub(crate) fn full_parameters(
     Ok(parameters)
 }
 
-/// The gradients of all trainable parameters in f32, by name.
+/// Returns the gradients of all trainable parameters in f32, by name.
 pub(crate) fn full_gradients(
     context: &Context,
     gradients: &Gradients,
