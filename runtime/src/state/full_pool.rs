@@ -34,10 +34,12 @@ struct Held {
     generation: u64,
 }
 
-/// The buffers of one gather, on loan: they go back when this is dropped, and count as lent until then.
+/// The buffers of one gather, on loan: they go back when this is dropped, and count as lent until
+/// then.
 #[derive(Debug)]
 pub(crate) struct Pooled {
-    /// Empty while the buffers are elsewhere. The pool loses a buffer that is not back when the loan ends.
+    /// Empty while the buffers are elsewhere. The pool loses a buffer that is not back when the
+    /// loan ends.
     pub(crate) buffers: Vec<HostBuffer>,
     loan: Option<Loan>,
 }
@@ -93,7 +95,7 @@ impl FullPool {
         Ok(pooled)
     }
 
-    /// A new buffer. If memory is short, the waiting buffers are released first.
+    /// Returns a new buffer. If memory is short, the waiting buffers are released first.
     fn fresh(&self, dtype: DType, len: usize) -> Result<HostBuffer, Error> {
         let _full = memory::scope(Category::Full);
         HostBuffer::zeros(dtype, len).or_else(|_| {
@@ -115,7 +117,7 @@ fn key(dtype: DType, len: usize) -> (ByteCount, DType) {
     (ElemCount::of(len).bytes(dtype), dtype)
 }
 
-/// The placeholder for a buffer that is not there.
+/// Returns the placeholder for a buffer that is not there.
 fn missing() -> HostBuffer {
     HostBuffer::F32(Vec::new())
 }

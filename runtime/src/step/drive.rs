@@ -1,5 +1,5 @@
-//! The state of a rank's model that changes from step to step, and the host of the step's machine on
-//! a rank: it carries out the outputs, and returns the conclusions of exchanges.
+//! The state of a rank's model that changes from step to step, and the host of the step's machine
+//! on a rank: it carries out the outputs, and returns the conclusions of exchanges.
 
 use std::mem;
 use std::sync::Arc;

@@ -2,8 +2,8 @@
 //!
 //! It is shared behind an `Arc`, because an autograd's custom ops must be able to hold it. The
 //! public types ([`Step`](crate::Step), [`Pass`](crate::Pass), [`Gradients`](crate::Gradients))
-//! make the wrong order of calls impossible to write. A [`MicrobatchId`] identifies the microbatch and the
-//! attempt that a caller means.
+//! make the wrong order of calls impossible to write. A [`MicrobatchId`] identifies the microbatch
+//! and the attempt that a caller means.
 //!
 //! The engine decides nothing about the order of operations: a
 //! [`StepMachine`](hsdp_sharding::step::StepMachine) does. The engine feeds it with the calls of
@@ -443,8 +443,8 @@ impl Engine {
             rank,
             step,
             next,
-            "the gradients of a step were dropped, and no optimizer has updated the parameters with \
-             them: pass them to an optimizer"
+            "the gradients of a step were dropped, and no optimizer has updated the parameters \
+             with them: pass them to an optimizer"
         );
     }
 

@@ -106,7 +106,8 @@ fn an_axis_of_size_one_divides_nothing() {
 
 #[test]
 fn the_all_reduce_makes_room_for_the_microbatches() {
-    // 8000 a microbatch, 8 of them, 2x2: the mean 64000 is representable, the sum over replicas is not.
+    // 8000 a microbatch, 8 of them, 2x2: the mean 64000 is representable, the sum over replicas is
+    // not.
     let plan = DividePlan::of(Parties {
         microbatches_in_partial: 8,
         ..parties(DType::F16, 2, 2, Objective::RankMean)
