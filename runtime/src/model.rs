@@ -299,8 +299,10 @@ impl ShardedModel {
     /// [`Error::Comm`] if a gather fails; [`Error::Kernel`] if there is not enough memory;
     /// [`Error::Device`](Error) if the parameters lie on a device that fails.
     pub fn full_parameters(&self) -> Result<BTreeMap<String, Vec<f32>>, Error> {
-        let (context, state) = (&self.engine.context, self.engine.state());
-        let (shards, step) = (state.shards.clone(), state.next_step);
+        let context = &self.engine.context;
+        let state = self.engine.state();
+        let shards = state.shards.clone();
+        let step = state.next_step;
         drop(state);
         control::between_steps(&context.world, step, || {
             export::full_parameters(context, &shards, step)
@@ -349,8 +351,10 @@ impl ShardedModel {
         count: usize,
         add: impl Fn(&mut [T], &[f32]),
     ) -> Result<Vec<T>, Error> {
-        let (context, state) = (&self.engine.context, self.engine.state());
-        let (shards, step) = (state.shards.clone(), state.next_step);
+        let context = &self.engine.context;
+        let state = self.engine.state();
+        let shards = state.shards.clone();
+        let step = state.next_step;
         drop(state);
         control::between_steps(&context.world, step, || {
             let mut sums = vec![T::zeroed(); count * context.parameters()];
@@ -464,7 +468,8 @@ impl MeasuredUpdate {
         model: &ShardedModel,
         value: impl Fn([f64; 2]) -> f64,
     ) -> Result<Norms, Error> {
-        let (context, step) = (&model.engine.context, self.finished);
+        let context = &model.engine.context;
+        let step = self.finished;
         let squares = control::between_steps(&context.world, step, || {
             if self.model != *model.id() {
                 let what = "this is an update of another model".to_owned();
@@ -514,7 +519,8 @@ fn cut(
     context: &Context,
     mut init: impl FnMut(&Param) -> Vec<f32>,
 ) -> Result<(Vec<Shard>, InitialValues), Error> {
-    let (mut shards, mut values) = (Vec::new(), InitialValues::default());
+    let mut shards = Vec::new();
+    let mut values = InitialValues::default();
     for (unit, spec) in context.plan.spec().units().iter().enumerate() {
         let unit = UnitId::new(unit);
         let layout = context.plan.layout(unit);
@@ -539,9 +545,19 @@ fn cut(
     Ok((shards, values))
 }
 
+/// Checks the number of elements of an initial value.
+///
 /// # Errors
-/// [`Error::Size`] if an initial value has another number of elements than its parameter.
+/// [`Error::Size`] if it is not that of the parameter.
 pub(crate) fn check_size(context: &Context, param: &Param, full: &[f32]) -> Result<(), Error> {
-    let (name, rank, got, want) = (param.name.clone(), context.rank(), full.len(), param.numel());
-    if got == want { Ok(()) } else { Err(Error::Size { operation: "init", name, rank, got, want }) }
+    if full.len() == param.numel() {
+        return Ok(());
+    }
+    Err(Error::Size {
+        operation: "init",
+        name: param.name.clone(),
+        rank: context.rank(),
+        got: full.len(),
+        want: param.numel(),
+    })
 }

@@ -187,7 +187,8 @@ fn compare(context: &Context, said: &[u64], fields: &[ComparedWord]) -> Result<(
 /// Collective over the world: all ranks have found the same error.
 pub(crate) fn in_detail(context: &Context, last: LastUpdate<'_>, error: Error) -> Error {
     let Error::Disagreement { what: digest, rank, other, .. } = &error else { return error };
-    let (rank, other) = (*rank, *other);
+    let rank = *rank;
+    let other = *other;
     for (what, lines) in texts_behind(digest, context, last) {
         match by_lines(context, what, &lines, [rank, other]) {
             Ok(Some(detailed)) | Err(detailed) => return detailed,

@@ -273,8 +273,9 @@ impl Gradients {
             let what = "these are the gradients of another model".to_owned();
             return Err(context.misuse("clipping", self.step, what));
         }
-        let (mut chosen, mut names, mut trained) =
-            (vec![false; context.parameters()], Vec::new(), 0);
+        let mut chosen = vec![false; context.parameters()];
+        let mut names = Vec::new();
+        let mut trained = 0;
         for (id, param) in context.plan.spec().params() {
             if param.role == Role::Trainable {
                 trained += 1;

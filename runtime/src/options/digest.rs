@@ -31,7 +31,8 @@ pub(crate) fn of_rounded(values: &[f32], dtype: Wire) -> u64 {
     if dtype == Wire::F32 {
         return xxh3_64(bytemuck::cast_slice(values));
     }
-    let (mut hasher, mut block) = (Xxh3::new(), [0.0; BLOCK]);
+    let mut hasher = Xxh3::new();
+    let mut block = [0.0; BLOCK];
     for values in values.chunks(BLOCK) {
         let block = &mut block[..values.len()];
         block.iter_mut().zip(values).for_each(|(rounded, value)| *rounded = dtype.round(*value));

@@ -14,7 +14,7 @@ use hsdp_sharding::{Axis, FullCopies, Offload, ParamId, Piece, Plan, Rank, UnitI
 use crate::error::Error;
 use crate::options::{ModelOptions, Unused, digest};
 use crate::state::control::Control;
-use crate::state::events::Events;
+use crate::state::events::EventLog;
 use crate::state::full_pool::FullPool;
 use crate::state::model_device::ModelDevice;
 
@@ -44,7 +44,7 @@ pub(crate) struct Context {
     pub(crate) control: Control,
     /// Gathers for export, outside any step.
     pub(crate) export: Group,
-    pub(crate) events: Events,
+    pub(crate) events: EventLog,
     pub(crate) unused: UnusedReports,
     /// Checkpoints of this model that may save have a handle each.
     pub(crate) checkpoint_writers: Arc<()>,
@@ -61,7 +61,8 @@ const OWN_PARAMETERS: u32 = 0;
 
 impl Context {
     pub(crate) fn new(world: World, plan: Arc<Plan>, options: ModelOptions) -> Result<Self, Error> {
-        let (mesh, options_digest) = (plan.mesh(), options.digest());
+        let mesh = plan.mesh();
+        let options_digest = options.digest();
         let shard_group = mesh.group(Axis::Shard, world.rank());
         let replicate_group = mesh.group(Axis::Replicate, world.rank());
         let gather = match options.full_copies {
@@ -87,7 +88,7 @@ impl Context {
             all_reduce,
             control: Control::new(&world),
             export: world.group(&shard_group, Channel::Control)?,
-            events: Events::default(),
+            events: EventLog::default(),
             unused: UnusedReports::default(),
             checkpoint_writers: Arc::default(),
             full_pool: Arc::new(FullPool::new(plan.memory().full)),

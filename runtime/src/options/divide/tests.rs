@@ -140,7 +140,9 @@ fn what_enters_an_all_reduce_fits_f16_if_a_gradient_does() {
 
 #[test]
 fn the_end_takes_out_what_the_seed_put_in() {
-    let (weight, exponent, scale) = (1000, 7, 1024.0);
+    let weight = 1000;
+    let exponent = 7;
+    let scale = 1024.0;
     let seed_of_weight_ten = 10.0 * f64::powi(2.0, -exponent) * scale;
     let gradient_of_mean = 3.0;
     let sum = seed_of_weight_ten * gradient_of_mean * 100.0; // a hundred such contributions
