@@ -86,37 +86,32 @@ impl ShardedModel {
         options: ModelOptions,
     ) -> Result<Context, Error> {
         let telling = world.clone();
-        control::between_steps(&telling, 0, || Self::checked_context(world, spec, options))
-    }
-
-    fn checked_context(
-        world: World,
-        spec: ModelSpec,
-        options: ModelOptions,
-    ) -> Result<Context, Error> {
-        let options = options.checked()?;
-        if options.mesh.world_size() != world.size() {
-            return Err(Error::Options {
-                what: format!(
-                    "a mesh of {} has {} ranks, the world has {}",
-                    options.mesh,
-                    options.mesh.world_size(),
-                    world.size()
-                ),
-            });
-        }
-        if options.full_copies == FullCopies::PerProcess && !world.shares_memory() {
-            let what = "FullCopies::PerProcess with ranks that are not threads of one process";
-            return Err(Error::Options { what: what.to_owned() });
-        }
-        if options.full_copies == FullCopies::PerProcess && options.placement != Placement::Host {
-            let what = "FullCopies::PerProcess with a model that lies on a device";
-            return Err(Error::Options { what: what.to_owned() });
-        }
-        let plan = Arc::new(Plan::new(spec, options.mesh, options.plan_options())?);
-        check_stored(&plan, options.placement)?;
-        check_faults(&world, plan.spec().units().len())?;
-        Context::new(world, plan, options)
+        control::between_steps(&telling, 0, || {
+            let options = options.checked()?;
+            if options.mesh.world_size() != world.size() {
+                return Err(Error::Options {
+                    what: format!(
+                        "a mesh of {} has {} ranks, the world has {}",
+                        options.mesh,
+                        options.mesh.world_size(),
+                        world.size()
+                    ),
+                });
+            }
+            if options.full_copies == FullCopies::PerProcess && !world.shares_memory() {
+                let what = "FullCopies::PerProcess with ranks that are not threads of one process";
+                return Err(Error::Options { what: what.to_owned() });
+            }
+            if options.full_copies == FullCopies::PerProcess && options.placement != Placement::Host
+            {
+                let what = "FullCopies::PerProcess with a model that lies on a device";
+                return Err(Error::Options { what: what.to_owned() });
+            }
+            let plan = Arc::new(Plan::new(spec, options.mesh, options.plan_options())?);
+            check_stored(&plan, options.placement)?;
+            check_faults(&world, plan.spec().units().len())?;
+            Context::new(world, plan, options)
+        })
     }
 
     /// Makes the model from this rank's shards, after a comparison with all other ranks. `values`

@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display, Write as _};
+use std::sync::Arc;
 
-use hsdp_comm::{PartKind, Reduction};
-use hsdp_kernels::Element;
+use hsdp_comm::{Part, PartKind, Reduction, Stage};
+use hsdp_kernels::{Element, scaled_copy};
 use hsdp_sharding::{Param, Role, UnitId};
 
 use crate::error::Error;
@@ -82,7 +83,10 @@ impl Gradients {
     /// # Panics
     /// If the model has no such unit.
     pub fn shard(&self, model: &ShardedModel, unit: UnitId) -> Result<Vec<f32>, Error> {
-        self.shard_in(&model.engine.context, unit)
+        let grad_shard = self.sums_on_host(&model.engine.context, unit)?;
+        let mut divided = hsdp_kernels::zeros(grad_shard.len())?;
+        scaled_copy(&mut divided, &grad_shard, self.divisor);
+        Ok(divided)
     }
 
     /// Returns the whole gradients of all trainable parameters, in f32, row-major, by name,
@@ -96,7 +100,24 @@ impl Gradients {
     /// [`Error::Device`](Error) if the gradients lie on a device that fails.
     pub fn full(&self, model: &ShardedModel) -> Result<BTreeMap<String, Vec<f32>>, Error> {
         let context = &model.engine.context;
-        control::between_steps(&context.world, self.step, || export::full_gradients(context, self))
+        control::between_steps(&context.world, self.step, || {
+            let mut all = BTreeMap::new();
+            for unit in context.plan.reductions().iter().copied() {
+                // Frozen parameters have no gradient: their region of the shard is filled with
+                // zeros.
+                let mut shard = self.shard(model, unit)?;
+                shard.resize(context.plan.layout(unit).shard_len(), 0.0);
+                let tag = context.tag(Some(unit), Stage::Export, self.step, 0);
+                let tag = tag.part(Part { kind: PartKind::Gradients, number: 0 });
+                export::gather_into(&mut all, context, tag, unit, Arc::new(shard))?;
+            }
+            for (_, frozen) in context.plan.spec().params() {
+                if frozen.role == Role::Frozen {
+                    all.remove(&frozen.name);
+                }
+            }
+            Ok(all)
+        })
     }
 
     /// Returns the 2-norm of the gradient of each trainable parameter, over all shards, divided,

@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 
-use hsdp_kernels::scaled_copy;
 use hsdp_sharding::{ParamId, UnitId};
 
 use crate::error::Error;
@@ -143,13 +142,6 @@ impl Gradients {
     ) -> Result<Cow<'_, [f32]>, Error> {
         let sums = self.grad_shards.of(unit);
         sums.to_host(&context.site("read", self.step), 0..sums.len())
-    }
-
-    pub(crate) fn shard_in(&self, context: &Context, unit: UnitId) -> Result<Vec<f32>, Error> {
-        let grad_shard = self.sums_on_host(context, unit)?;
-        let mut divided = hsdp_kernels::zeros(grad_shard.len())?;
-        scaled_copy(&mut divided, &grad_shard, self.divisor);
-        Ok(divided)
     }
 
     /// Returns whether the parameter got a gradient on any rank in any microbatch of the step.
