@@ -27,7 +27,7 @@ pub(crate) struct Statement {
     /// Word of this rank for [`Context::check_operations`](crate::state::context::Context).
     pub(crate) operations: [u64; 2],
     /// The parameters that got a gradient on this rank.
-    pub(crate) presence: Presence,
+    pub(crate) presence: GradientPresence,
 }
 
 const FIXED_WORDS: usize = Exchange::STATEMENT;
@@ -49,7 +49,7 @@ impl Statement {
             squared_norm: f64::from_bits(words[3]),
             operations: [words[4], words[5]],
             sighting: Sighting::decode(&words[6..]),
-            presence: Presence::of(parameters, &words[FIXED_WORDS..]),
+            presence: GradientPresence::of(parameters, &words[FIXED_WORDS..]),
         }
     }
 }
@@ -59,7 +59,7 @@ impl Statement {
 pub(crate) struct Agreement {
     said: Vec<Statement>,
     /// The parameters that got a gradient on any rank.
-    anywhere: Presence,
+    anywhere: GradientPresence,
 }
 
 impl Agreement {
@@ -67,7 +67,7 @@ impl Agreement {
     pub(crate) fn decode(gathered: &[u64], ranks: usize, parameters: usize) -> Self {
         let words = gathered.chunks_exact(gathered.len() / ranks);
         let said: Vec<_> = words.map(|words| Statement::decode(words, parameters)).collect();
-        let mut anywhere = Presence::none(parameters);
+        let mut anywhere = GradientPresence::none(parameters);
         said.iter().for_each(|said| anywhere.add(&said.presence));
         Self { said, anywhere }
     }
@@ -137,7 +137,7 @@ impl Agreement {
     }
 
     /// Returns the parameters that got a gradient on any rank.
-    pub(crate) fn present_anywhere(&self) -> &Presence {
+    pub(crate) fn present_anywhere(&self) -> &GradientPresence {
         &self.anywhere
     }
 
@@ -172,14 +172,14 @@ pub(crate) fn sum_of_words(words: impl Iterator<Item = [u64; 2]>) -> u128 {
 
 /// A set of parameter numbers, in 64-bit words that ranks exchange as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Presence {
+pub(crate) struct GradientPresence {
     parameters: usize,
     words: Vec<u64>,
 }
 
 const WORD_BITS: usize = u64::BITS as usize;
 
-impl Presence {
+impl GradientPresence {
     /// Returns the empty set, of a model of `parameters` parameters.
     pub(crate) fn none(parameters: usize) -> Self {
         Self { parameters, words: vec![0; parameters.div_ceil(WORD_BITS)] }
@@ -309,7 +309,7 @@ mod tests {
     const FOUND: Sighting = Sighting { when: When::Microbatch(1), parameter: 1, from: Some(0) };
 
     fn statement(rank: usize) -> Statement {
-        let mut presence = Presence::none(70);
+        let mut presence = GradientPresence::none(70);
         presence.insert(rank);
         presence.insert(69);
         Statement {
@@ -400,7 +400,7 @@ mod tests {
         assert_eq!(objectives.map(|objective| agreement.had_data(objective)), [true, true]);
         agreement.said.iter_mut().for_each(|said| said.weight = 0);
         assert_eq!(objectives.map(|objective| agreement.had_data(objective)), [false, true]);
-        agreement.anywhere = Presence::none(70);
+        agreement.anywhere = GradientPresence::none(70);
         assert_eq!(objectives.map(|objective| agreement.had_data(objective)), [false, false]);
     }
 
