@@ -325,16 +325,6 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_with_another_number_of_microbatches_is_named() {
-        let other = StepHeader {
-            intent: Intent::Step { microbatches: None, input: Input::Ready },
-            ..header()
-        };
-        let message = agree(&[header(), other]).unwrap_err().to_string();
-        assert!(message.ends_with("rank 1 has as many as come, rank 0 has 4"), "{message}");
-    }
-
-    #[test]
     fn what_is_said_comes_back_and_another_protocol_is_named() {
         let mut said = [Input::Ready, Input::Exhausted].map(encode_microbatch).concat();
         let supply = decode_microbatches(&said, Rank::new(0)).expect("one protocol");
