@@ -92,12 +92,12 @@ pub mod testing;
 pub use autograd::{collective, dist};
 pub use error::gradients::{NonFiniteGradient, Origin};
 pub use error::{DataError, Error, GradientError};
+pub use model::MeasuredUpdate;
 pub use model::ShardedModel;
-pub use model::clipping::Norm;
 pub use model::evaluation::Evaluation;
-pub use model::norms::histograms::{Histogram, Histograms};
-pub use model::norms::moved::MeasuredUpdate;
+pub use model::gradients::Norm;
 pub use model::norms::{ByParameter, Norms};
+pub use model::norms::{Histogram, Histograms};
 pub use optimizer::ema::Ema;
 pub use optimizer::{
     Adafactor, AdafactorOptions, AdamW, AdamWOptions, DeviceRun, Grouped, Lion, LionOptions,

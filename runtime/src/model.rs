@@ -4,11 +4,9 @@
 //! The engine of the step below does the work. This floor keeps the state that updates share, and
 //! knows no optimizer and no checkpoint.
 
-mod between_steps;
-pub(crate) mod clipping;
 pub(crate) mod evaluation;
 pub(crate) mod export;
-mod gradients;
+pub(crate) mod gradients;
 pub(crate) mod norms;
 pub(crate) mod updates;
 
@@ -16,13 +14,19 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use hsdp_comm::{Error as CommError, Fault, FaultPlace, ModelLabel, World};
+use hsdp_comm::{Error as CommError, Fault, FaultPlace, ModelLabel, PartKind, Reduction, World};
+use hsdp_kernels::Element;
 use hsdp_sharding::{FullCopies, ModelSpec, Param, Piece, Plan, Rank, UnitId};
 use parking_lot::Mutex;
 
 use crate::agree::comparison::{self, InitialValues};
 use crate::error::{DataError, Error};
-use crate::model::updates::Updates;
+use crate::model::evaluation::Evaluation;
+use crate::model::norms::{
+    COUNTS, Histogram, Histograms, Norms, add_square, by_parameter, count, over_shards, pieces,
+    trained,
+};
+use crate::model::updates::{Moved, Updates};
 use crate::options::placement::Placement;
 use crate::options::{EndOfRun, ModelOptions, StepOptions};
 use crate::state::context::{Context, ModelId};
@@ -32,11 +36,12 @@ use crate::state::shard::Shard;
 use crate::step::engine::Engine;
 use crate::step::{NextStep, Step};
 
-/// This rank's part of a model: its shards of the parameters, and the engine that gathers parameters and reduces gradients.
+/// This rank's part of a model: its shards of the parameters, and the engine that gathers
+/// parameters and reduces gradients.
 #[derive(Debug)]
 pub struct ShardedModel {
     pub(crate) engine: Arc<Engine>,
-    /// StateGuard for a moment only, also by those who hold the state of the engine.
+    /// Locked for a moment only, also by those who hold the state of the engine.
     pub(crate) updates: Mutex<Updates>,
 }
 
@@ -50,15 +55,18 @@ impl ShardedModel {
     /// an error here. Parameters that are [stored](Param::stored_in) in the compute dtype are
     /// rounded once, to nearest, ties to even.
     ///
-    /// Collective over the world. A rank that is refused, by its options for example, tells the other ranks and does not wait for them.
-    /// A rank that is behind gets `StepAborted` with the reason, also from a collective of its own before this call.
+    /// Collective over the world. A rank that is refused, by its options for example, tells the
+    /// other ranks and does not wait for them. A rank that is behind gets `StepAborted` with the
+    /// reason, also from a collective of its own before this call.
     ///
     /// # Errors
-    /// [`Error::Plan`] if the spec cannot be planned; [`Error::Options`] if an option has a value that is not allowed, or
-    /// the mesh does not have the world's size; [`Error::Size`] if `init` returns another number of elements;
-    /// [`Error::Kernel`] if there is not enough memory; [`Error::Disagreement`] on all ranks if ranks differ; [`Error::Comm`] if the
-    /// communication fails, or if this is the world's first model and a fault is at a unit that it does not have, which ends the world; on a device also
-    /// `Error::Placement` if the device cannot be used, and `Error::Device` if it has not enough memory.
+    /// [`Error::Plan`] if the spec cannot be planned; [`Error::Options`] if an option has a value
+    /// that is not allowed, or the mesh does not have the world's size; [`Error::Size`] if `init`
+    /// returns another number of elements; [`Error::Kernel`] if there is not enough memory;
+    /// [`Error::Disagreement`] on all ranks if ranks differ; [`Error::Comm`] if the communication
+    /// fails, or if this is the world's first model and a fault is at a unit that it does not have,
+    /// which ends the world; on a device also `Error::Placement` if the device cannot be used, and
+    /// `Error::Device` if it has not enough memory.
     pub fn new(
         world: World,
         spec: ModelSpec,
@@ -70,44 +78,40 @@ impl ShardedModel {
         Self::of(context, shards, &values)
     }
 
-    /// The constant parts of a model: plan, options and groups. A failure is told to the other ranks.
+    /// Returns the constant parts of a model: plan, options and groups. A failure is told to the
+    /// other ranks.
     pub(crate) fn context(
         world: World,
         spec: ModelSpec,
         options: ModelOptions,
     ) -> Result<Context, Error> {
         let telling = world.clone();
-        control::between_steps(&telling, 0, || Self::checked_context(world, spec, options))
-    }
-
-    fn checked_context(
-        world: World,
-        spec: ModelSpec,
-        options: ModelOptions,
-    ) -> Result<Context, Error> {
-        let options = options.checked()?;
-        if options.mesh.world_size() != world.size() {
-            return Err(Error::Options {
-                what: format!(
-                    "a mesh of {} has {} ranks, the world has {}",
-                    options.mesh,
-                    options.mesh.world_size(),
-                    world.size()
-                ),
-            });
-        }
-        if options.full_copies == FullCopies::PerProcess && !world.shares_memory() {
-            let what = "FullCopies::PerProcess with ranks that are not threads of one process";
-            return Err(Error::Options { what: what.to_owned() });
-        }
-        if options.full_copies == FullCopies::PerProcess && options.placement != Placement::Host {
-            let what = "FullCopies::PerProcess with a model that lies on a device";
-            return Err(Error::Options { what: what.to_owned() });
-        }
-        let plan = Arc::new(Plan::new(spec, options.mesh, options.plan_options())?);
-        check_stored(&plan, options.placement)?;
-        check_faults(&world, plan.spec().units().len())?;
-        Context::new(world, plan, options)
+        control::between_steps(&telling, 0, || {
+            let options = options.checked()?;
+            if options.mesh.world_size() != world.size() {
+                return Err(Error::Options {
+                    what: format!(
+                        "a mesh of {} has {} ranks, the world has {}",
+                        options.mesh,
+                        options.mesh.world_size(),
+                        world.size()
+                    ),
+                });
+            }
+            if options.full_copies == FullCopies::PerProcess && !world.shares_memory() {
+                let what = "FullCopies::PerProcess with ranks that are not threads of one process";
+                return Err(Error::Options { what: what.to_owned() });
+            }
+            if options.full_copies == FullCopies::PerProcess && options.placement != Placement::Host
+            {
+                let what = "FullCopies::PerProcess with a model that lies on a device";
+                return Err(Error::Options { what: what.to_owned() });
+            }
+            let plan = Arc::new(Plan::new(spec, options.mesh, options.plan_options())?);
+            check_stored(&plan, options.placement)?;
+            check_faults(&world, plan.spec().units().len())?;
+            Context::new(world, plan, options)
+        })
     }
 
     /// Makes the model from this rank's shards, after a comparison with all other ranks. `values`
@@ -123,39 +127,40 @@ impl ShardedModel {
         Ok(Self { engine, updates: Mutex::default() })
     }
 
-    /// The plan: layouts, order of collectives, memory and bytes. Until a first step is finished, its order of units is the declared
-    /// one; then it is as [`UnitOrder`](crate::UnitOrder) says.
+    /// Returns the plan: layouts, order of collectives, memory and bytes. Until a first step is
+    /// finished, its order of units is the declared one; then it is as
+    /// [`UnitOrder`](crate::UnitOrder) says.
     #[must_use]
     pub fn plan(&self) -> &Plan {
         self.engine.context.settled_plan()
     }
 
-    /// The world in which the model's collectives run.
+    /// Returns the world in which the model's collectives run.
     #[must_use]
     pub fn world(&self) -> &World {
         &self.engine.context.world
     }
 
-    /// This rank.
+    /// Returns this rank.
     #[must_use]
     pub fn rank(&self) -> Rank {
         self.engine.context.rank()
     }
 
-    /// The options of the model.
+    /// Returns the options of the model.
     #[must_use]
     pub fn options(&self) -> &ModelOptions {
         &self.engine.context.options
     }
 
-    /// Whether this rank's part of the model lies on a device.
+    /// Returns whether this rank's part of the model lies on a device.
     #[must_use]
     pub fn is_on_device(&self) -> bool {
         self.engine.context.device.is_some()
     }
 
-    /// Whether this rank's part of the model is updated on a device: it lies there, and none of it
-    /// is offloaded.
+    /// Returns whether this rank's part of the model is updated on a device: it lies there, and
+    /// none of it is offloaded.
     #[must_use]
     pub fn updates_on_device(&self) -> bool {
         self.engine.context.updates_on_device()
@@ -228,7 +233,8 @@ impl ShardedModel {
         self.engine.end_run()
     }
 
-    /// The identity of this model. An optimizer keeps the identity of the model for which it was made.
+    /// Returns the identity of this model. An optimizer keeps the identity of the model for which
+    /// it was made.
     #[must_use]
     pub fn id(&self) -> &ModelId {
         &self.engine.id
@@ -241,7 +247,8 @@ impl ShardedModel {
         self.engine.context.label.unwrap_or(ModelLabel::FIRST)
     }
 
-    /// The number of steps that an optimizer has completed, with an update or, where all ranks agreed to skip, without one.
+    /// Returns the number of steps that an optimizer has completed, with an update or, where all
+    /// ranks agreed to skip, without one.
     #[must_use]
     pub fn committed_steps(&self) -> u64 {
         self.engine.state().committed
@@ -258,18 +265,20 @@ impl ShardedModel {
         self.engine.state().applied
     }
 
-    /// The factor by which losses are multiplied in the next step. The same on all ranks.
+    /// Returns the factor by which losses are multiplied in the next step. The same on all ranks.
     #[must_use]
     pub fn loss_scale(&self) -> f64 {
         self.engine.state().loss_scale.value()
     }
 
-    /// This rank's shard of a unit's parameters, in f32, in the layout's order. It is a handle to the values of this moment,
-    /// which later updates do not change. It is a copy if parameters are [stored](Param::stored_in) in the compute dtype, or lie on a
-    /// device; the call waits for that. Not collective.
+    /// Returns this rank's shard of a unit's parameters, in f32, in the layout's order. It is a
+    /// handle to the values of this moment, which later updates do not change. It is a copy if
+    /// parameters are [stored](Param::stored_in) in the compute dtype, or lie on a device; the call
+    /// waits for that. Not collective.
     ///
     /// # Errors
-    /// [`Error::Kernel`] if there is no memory for a copy; [`Error::Device`](Error) if the parameters lie on a device that fails.
+    /// [`Error::Kernel`] if there is no memory for a copy; [`Error::Device`](Error) if the
+    /// parameters lie on a device that fails.
     ///
     /// # Panics
     /// If the model has no such unit.
@@ -277,17 +286,20 @@ impl ShardedModel {
         self.engine.state().shards[unit.index()].in_f32(&self.engine.context)
     }
 
-    /// All parameters in full, in f32, row-major, by name: for export, evaluation and tests.
+    /// Returns all parameters in full, in f32, row-major, by name: for export, evaluation and
+    /// tests.
     ///
-    /// Collective over the shard group, outside of steps: one gather for each unit, in the order of the spec. Every rank gets all
-    /// parameters.
+    /// Collective over the shard group, outside of steps: one gather for each unit, in the order of
+    /// the spec. Every rank gets all parameters.
     ///
     /// # Errors
-    /// [`Error::Comm`] if a gather fails; [`Error::Kernel`] if there is not enough memory; [`Error::Device`](Error) if the parameters lie on
-    /// a device that fails.
+    /// [`Error::Comm`] if a gather fails; [`Error::Kernel`] if there is not enough memory;
+    /// [`Error::Device`](Error) if the parameters lie on a device that fails.
     pub fn full_parameters(&self) -> Result<BTreeMap<String, Vec<f32>>, Error> {
-        let (context, state) = (&self.engine.context, self.engine.state());
-        let (shards, step) = (state.shards.clone(), state.next_step);
+        let context = &self.engine.context;
+        let state = self.engine.state();
+        let shards = state.shards.clone();
+        let step = state.next_step;
         drop(state);
         control::between_steps(&context.world, step, || {
             export::full_parameters(context, &shards, step)
@@ -304,16 +316,178 @@ impl ShardedModel {
     pub fn take_events(&self) -> Vec<Event> {
         self.engine.context.events.take()
     }
+
+    /// Begins an evaluation, between two steps, before the first or after the last. Not collective:
+    /// its [batches](Evaluation::batch) are.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] within a step that was neither finished nor dropped.
+    pub fn evaluation(&mut self) -> Result<Evaluation<'_>, Error> {
+        let opened = self.engine.begin_evaluation()?;
+        Ok(Evaluation::new(Arc::clone(&self.engine), opened))
+    }
+
+    /// Returns the 2-norm of the values of each parameter, also of frozen ones, over all shards.
+    /// Squares are summed in f64. Parameters on a device are copied to the host.
+    ///
+    /// Collective over the shard group, outside of steps: one all-reduce of an f64 for each
+    /// parameter. All ranks get the same bits.
+    ///
+    /// # Errors
+    /// [`Error::Comm`] if the all-reduce fails; [`Error::Kernel`] if there is not enough memory;
+    /// [`Error::Device`](Error) if the parameters lie on a device that fails.
+    pub fn norms(&self) -> Result<Norms, Error> {
+        let squares = self.summed(1, add_square)?;
+        Ok(by_parameter(self.plan(), &squares, |_| true, |square| square[0].sqrt()))
+    }
+
+    /// As many sums for each parameter: `add` adds elements of this rank to those of their
+    /// parameter.
+    fn summed<T: Element>(
+        &self,
+        count: usize,
+        add: impl Fn(&mut [T], &[f32]),
+    ) -> Result<Vec<T>, Error> {
+        let context = &self.engine.context;
+        let state = self.engine.state();
+        let shards = state.shards.clone();
+        let step = state.next_step;
+        drop(state);
+        control::between_steps(&context.world, step, || {
+            let mut sums = vec![T::zeroed(); count * context.parameters()];
+            for (unit, shard) in context.plan.spec().unit_ids().zip(&shards) {
+                let elements = shard.in_f32(context)?;
+                for (number, range) in pieces(context, unit, elements.len()) {
+                    add(&mut sums[count * number..][..count], &elements[range]);
+                }
+            }
+            over_shards(context, step, None, Reduction::Sum, sums)
+        })
+    }
+
+    /// Returns a histogram of the values of each parameter, also of frozen ones, over all shards.
+    /// Parameters on a device are copied to the host.
+    ///
+    /// Collective over the shard group, outside of steps: one all-reduce of 51 u64 for each
+    /// parameter.
+    ///
+    /// # Errors
+    /// As [`norms`](Self::norms).
+    pub fn histograms(&self) -> Result<Histograms, Error> {
+        let count = |counts: &mut [u64], values: &[f32]| count(counts, values.iter().copied());
+        Ok(by_parameter(self.plan(), &self.summed(COUNTS, count)?, |_| true, Histogram::of))
+    }
+
+    /// Returns how far the last update has moved the parameters; `None` if it was not
+    /// [measured](crate::Gradients::measured), or if all ranks skipped the step. Not collective.
+    ///
+    /// ```
+    /// use hsdp::prelude::*;
+    /// # fn step(
+    /// #     model: &mut ShardedModel,
+    /// #     adamw: &mut AdamW,
+    /// #     gradients: hsdp::Gradients,
+    /// # ) -> Result<(), hsdp::Error> {
+    /// adamw.step(model, gradients.measured())?;
+    /// if let Some(update) = model.last_update() {
+    ///     for (name, ratio) in update.ratios(model)?.iter() {
+    ///         println!("{name}: {ratio:.1e}");
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn last_update(&self) -> Option<MeasuredUpdate> {
+        let moved = self.updates.lock().moved.clone()?;
+        let finished = self.engine.state().next_step;
+        Some(MeasuredUpdate { model: self.id().clone(), finished, moved })
+    }
+
+    /// Checks that the parameters have their own values, and that no step works with them.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] within a step, or while its gradients exist: they belong to the present
+    /// values of the parameters; inside [`with_shards`](Self::with_shards).
+    pub(crate) fn check_between_steps(&self, operation: &'static str) -> Result<(), Error> {
+        let state = self.engine.state();
+        self.engine.check_own_shards(&state, operation)?;
+        if !state.is_in_step() && !state.has_gradients_out() {
+            return Ok(());
+        }
+        let what = "a step is under way, or its gradients still exist: first apply the gradients \
+                    with an optimizer, or drop them";
+        Err(self.engine.context.misuse(operation, state.next_step, what.to_owned()))
+    }
 }
 
-/// Refuses parameters without an f32 master on a device, where an update takes the masters of a whole unit.
+/// How far an update has moved the parameters of a model: this rank's part, until ranks add up
+/// theirs.
+#[derive(Clone, Debug)]
+pub struct MeasuredUpdate {
+    model: ModelId,
+    finished: u64,
+    moved: Moved,
+}
+
+impl MeasuredUpdate {
+    /// Returns the 2-norm of the change of each trainable parameter, in f64: with the decay of
+    /// weights, and after clipping. 0 for a parameter that was not updated.
+    ///
+    /// Collective over the shard group: one all-reduce of two f64 for each parameter. All ranks get
+    /// the same bits.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] if it is an update of another model; [`Error::Comm`] if the all-reduce
+    /// fails.
+    pub fn norms(&self, model: &ShardedModel) -> Result<Norms, Error> {
+        self.of_squares(model, |[_, change]| change.sqrt())
+    }
+
+    /// Returns the 2-norm of the change of each trainable parameter over the 2-norm of the
+    /// parameter before the update. 0 for a parameter that was not updated; infinite for one that
+    /// was zero and has changed.
+    ///
+    /// Collective over the shard group: one all-reduce of two f64 for each parameter. All ranks get
+    /// the same bits.
+    ///
+    /// # Errors
+    /// As [`norms`](Self::norms).
+    pub fn ratios(&self, model: &ShardedModel) -> Result<Norms, Error> {
+        self.of_squares(model, |[before, change]| match change {
+            0.0 => 0.0,
+            change => (change / before).sqrt(),
+        })
+    }
+
+    fn of_squares(
+        &self,
+        model: &ShardedModel,
+        value: impl Fn([f64; 2]) -> f64,
+    ) -> Result<Norms, Error> {
+        let context = &model.engine.context;
+        let step = self.finished;
+        let squares = control::between_steps(&context.world, step, || {
+            if self.model != *model.id() {
+                let what = "this is an update of another model".to_owned();
+                return Err(context.misuse("norms of an update", step, what));
+            }
+            let squares = self.moved.squares.clone();
+            over_shards(context, step, Some(PartKind::Change), Reduction::Sum, squares)
+        })?;
+        Ok(trained(model.plan(), &squares, |of| value([of[0], of[1]])))
+    }
+}
+
+/// Refuses parameters without an f32 master on a device, where an update takes the masters of a
+/// whole unit.
 fn check_stored(plan: &Plan, placement: Placement) -> Result<(), Error> {
     let stored = |(_, param): (_, &Param)| Some((param.name.clone(), param.stored?));
     match plan.spec().params().find_map(stored) {
         Some((name, dtype)) if placement != Placement::Host => {
             let what = format!(
-                "parameter `{name}`, stored in {dtype}: a model on a device has f32 masters of all parameters; do not use `stored_in`, or \
-                 place the model on the host"
+                "parameter `{name}`, stored in {dtype}: a model on a device has f32 masters of all \
+                 parameters; do not use `stored_in`, or place the model on the host"
             );
             Err(Error::Options { what })
         }
@@ -321,8 +495,9 @@ fn check_stored(plan: &Plan, placement: Placement) -> Result<(), Error> {
     }
 }
 
-/// Refuses a fault at a unit that the world's first model does not have; a later model may have fewer units. Each rank refuses the
-/// faults of all ranks. If another process was not given the fault, it learns of it from the end of the world.
+/// Refuses a fault at a unit that the world's first model does not have; a later model may have
+/// fewer units. Each rank refuses the faults of all ranks. If another process was not given the
+/// fault, it learns of it from the end of the world.
 fn check_faults(world: &World, units: usize) -> Result<(), Error> {
     let lacking = |fault: &&Fault| match fault.place {
         FaultPlace::Unit(unit) | FaultPlace::UnitStage(unit, _) => unit.index() >= units,
@@ -341,7 +516,8 @@ fn cut(
     context: &Context,
     mut init: impl FnMut(&Param) -> Vec<f32>,
 ) -> Result<(Vec<Shard>, InitialValues), Error> {
-    let (mut shards, mut values) = (Vec::new(), InitialValues::default());
+    let mut shards = Vec::new();
+    let mut values = InitialValues::default();
     for (unit, spec) in context.plan.spec().units().iter().enumerate() {
         let unit = UnitId::new(unit);
         let layout = context.plan.layout(unit);
@@ -366,9 +542,19 @@ fn cut(
     Ok((shards, values))
 }
 
+/// Checks the number of elements of an initial value.
+///
 /// # Errors
-/// [`Error::Size`] if an initial value has another number of elements than its parameter.
+/// [`Error::Size`] if it is not that of the parameter.
 pub(crate) fn check_size(context: &Context, param: &Param, full: &[f32]) -> Result<(), Error> {
-    let (name, rank, got, want) = (param.name.clone(), context.rank(), full.len(), param.numel());
-    if got == want { Ok(()) } else { Err(Error::Size { operation: "init", name, rank, got, want }) }
+    if full.len() == param.numel() {
+        return Ok(());
+    }
+    Err(Error::Size {
+        operation: "init",
+        name: param.name.clone(),
+        rank: context.rank(),
+        got: full.len(),
+        want: param.numel(),
+    })
 }

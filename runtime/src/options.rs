@@ -42,9 +42,10 @@ pub struct ModelOptions {
     pub accumulation: Accumulation,
     /// The number of units that are gathered ahead of the unit in use.
     pub prefetch: usize,
-    /// The copies of a gathered unit: one for each rank, or one for all ranks of a process. One copy for all ranks needs the memory
-    /// traffic of one copy, and memory for `2 * prefetch + 2` units, because ranks may be that far apart; no rank may write to it.
-    /// Copies for each rank need memory for `prefetch + 1` units on each rank.
+    /// The copies of a gathered unit: one for each rank, or one for all ranks of a process. One
+    /// copy for all ranks needs the memory traffic of one copy, and memory for `2 * prefetch + 2`
+    /// units, because ranks may be that far apart; no rank may write to it. Copies for each rank
+    /// need memory for `prefetch + 1` units on each rank.
     pub full_copies: FullCopies,
     /// The objective whose gradient a step computes.
     pub objective: Objective,
@@ -52,20 +53,22 @@ pub struct ModelOptions {
     pub loss_scaling: LossScaling,
     /// The policy for trainable parameters without a gradient.
     pub unused: Unused,
-    /// The policy for a step with a NaN or an infinity. Dynamic loss scaling skips the step as long as
-    /// its scale can be halved.
+    /// The policy for a step with a NaN or an infinity. Dynamic loss scaling skips the step as long
+    /// as its scale can be halved.
     pub non_finite: NonFinite,
     /// The policy for steps in which some ranks have data and others have none.
     pub uneven: Uneven,
     /// The policy for a forward that uses the units in another order than the declared one.
     pub order: UnitOrder,
-    /// The number of steps between comparisons of the bits of shards with those of the replicas; `None` for no comparison. A
-    /// comparison detects silent errors of memory or arithmetic. It needs one small exchange and one pass over the shard.
+    /// The number of steps between comparisons of the bits of shards with those of the replicas;
+    /// `None` for no comparison. A comparison detects silent errors of memory or arithmetic. It
+    /// needs one small exchange and one pass over the shard.
     pub compare_replicas: Option<NonZeroU64>,
 }
 
 impl ModelOptions {
-    /// The defaults on a mesh: all dtypes f32, one reduce-scatter in each microbatch, prefetch of one unit, the weighted mean.
+    /// Returns the defaults on a mesh: all dtypes f32, one reduce-scatter in each microbatch,
+    /// prefetch of one unit, the weighted mean.
     #[must_use]
     pub fn on(mesh: Mesh) -> Self {
         Self {
@@ -105,7 +108,8 @@ impl ModelOptions {
         Ok(self)
     }
 
-    /// The part of the options that a [`Plan`](crate::Plan) depends on, for a plan before a model is made.
+    /// Returns the part of the options that a [`Plan`](crate::Plan) depends on, for a plan before a
+    /// model is made.
     #[must_use]
     pub fn plan_options(&self) -> PlanOptions {
         PlanOptions {
@@ -149,8 +153,8 @@ impl ModelOptions {
 
 /// The policy for a trainable parameter that gets no gradient.
 ///
-/// If the policy lets a step pass, the parameter contributes zeros. If it got no gradient on any rank
-/// in the whole step, the optimizer does not change it.
+/// If the policy lets a step pass, the parameter contributes zeros. If it got no gradient on any
+/// rank in the whole step, the optimizer does not change it.
 ///
 /// A gradient of zeros is a gradient: a layer before a head whose weight begins with zeros has one.
 /// With candle, a parameter has a gradient on a rank if the graph of the rank's loss leads to it. A
@@ -169,11 +173,11 @@ pub enum Unused {
     /// 0 warns in place of the error.
     #[default]
     ErrorInFirstStep,
-    /// Rank 0 warns once of the parameters that `ErrorInFirstStep` refuses. For models whose first step
-    /// need not reach all parameters, such as experts without tokens.
+    /// Rank 0 warns once of the parameters that `ErrorInFirstStep` refuses. For models whose first
+    /// step need not reach all parameters, such as experts without tokens.
     Warn,
-    /// Every step passes, without a warning. Where processes compute on devices, all units are reduced
-    /// at the end of a microbatch, for gradients that come then.
+    /// Every step passes, without a warning. Where processes compute on devices, all units are
+    /// reduced at the end of a microbatch, for gradients that come then.
     Zeros,
     /// A step fails on all ranks with
     /// [`GradientError::UnusedParameters`](crate::GradientError::UnusedParameters) if parameters
@@ -197,15 +201,18 @@ pub enum NonFinite {
 /// The options of one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepOptions {
-    /// The number of microbatches of the step, the same on all ranks. With a number, a unit's all-reduce starts as soon as its last
-    /// reduce-scatter is done. With `None` all all-reduces run at the end.
+    /// The number of microbatches of the step, the same on all ranks. With a number, a unit's
+    /// all-reduce starts as soon as its last reduce-scatter is done. With `None` all all-reduces
+    /// run at the end.
     pub microbatches: Option<usize>,
-    /// The approximate weight of a microbatch on this rank. It affects only the size of gradients on the wire. Without it,
-    /// this rank's largest weight in the last step counts; in the first step the ranks exchange the weights of their first microbatches.
+    /// The approximate weight of a microbatch on this rank. It affects only the size of gradients
+    /// on the wire. Without it, this rank's largest weight in the last step counts; in the first
+    /// step the ranks exchange the weights of their first microbatches.
     pub weight_hint: Option<u64>,
     /// Whether this rank has data for the step. [`Uneven`] is the policy for ranks that differ.
     pub input: Input,
-    /// Whether this rank asks that the step be the last. All ranks learn it from [`Step::shutdown`](crate::Step::shutdown).
+    /// Whether this rank asks that the step be the last. All ranks learn it from
+    /// [`Step::shutdown`](crate::Step::shutdown).
     pub shutdown: Shutdown,
     /// A digest of this rank's samples in the step, if it names them. Two ranks with the same
     /// samples are an error on all ranks,
@@ -215,19 +222,20 @@ pub struct StepOptions {
 }
 
 impl StepOptions {
-    /// A step of `count` microbatches.
+    /// Returns a step of `count` microbatches.
     #[must_use]
     pub fn microbatches(count: usize) -> Self {
         Self { microbatches: Some(count), ..Self::default() }
     }
 
-    /// A step without a given number of microbatches: it lasts as long as ranks have data, by the model's [`Uneven`] policy.
+    /// Returns a step without a given number of microbatches: it lasts as long as ranks have data,
+    /// by the model's [`Uneven`] policy.
     #[must_use]
     pub fn as_many_as_come() -> Self {
         Self::default()
     }
 
-    /// The same options for a rank that has no data for the step.
+    /// Returns the same options for a rank that has no data for the step.
     #[must_use]
     pub fn without_data(self) -> Self {
         Self { input: Input::Exhausted, ..self }
@@ -270,9 +278,10 @@ impl Samples {
 fn check_uneven(policy: Uneven, objective: Objective) -> Result<(), Error> {
     match (policy, objective) {
         (Uneven::ZeroWeight, Objective::RankMean) => Err(Error::Options {
-            what: "Uneven::ZeroWeight with the objective RankMean: a rank without data has no mean; use \
-                   WeightedMean, Sum or Factor"
-                .to_owned(),
+            what:
+                "Uneven::ZeroWeight with the objective RankMean: a rank without data has no mean; \
+                   use WeightedMean, Sum or Factor"
+                    .to_owned(),
         }),
         _ => Ok(()),
     }

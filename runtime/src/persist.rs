@@ -2,7 +2,8 @@
 //! `checkpoint`.
 //!
 //! In reading order: `problem` (of a checkpoint), `saved` (the state in a checkpoint, and the parts
-//! that fit a model), `checkpointed` (the trait of an optimizer with state, its tensors, and pairs).
+//! that fit a model), `checkpointed` (the trait of an optimizer with state, its tensors, and
+//! pairs).
 
 pub(crate) mod checkpointed;
 pub(crate) mod problem;

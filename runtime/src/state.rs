@@ -1,9 +1,9 @@
 //! The state of a rank's model: the constant context, the parameters, the sums of gradients, the
 //! pools of buffers, and the channel on which ranks exchange small records.
 //!
-//! Each type knows where it lies, and matches host and device in its own file; the part on a device
-//! is in the folder below it. This floor issues single operations. It knows neither their order in
-//! a step nor the meaning of the records.
+//! Values lie on the host or on a device (`store`), and each kind of them matches the two in its own
+//! file. This floor issues single operations. It knows neither their order in a step nor the meaning
+//! of the records.
 
 pub(crate) mod context;
 pub(crate) mod control;

@@ -62,8 +62,8 @@ impl<'model> Step<'model> {
         Self { engine, id, model: PhantomData }
     }
 
-    /// Whether a rank [asked](crate::StepOptions::shutdown) that this step be the last. The same on
-    /// all ranks: each of them completes the step, may save a checkpoint, and ends its run.
+    /// Returns whether a rank [asked](crate::StepOptions::shutdown) that this step be the last. The
+    /// same on all ranks: each of them completes the step, may save a checkpoint, and ends its run.
     #[must_use]
     pub fn shutdown(&self) -> Shutdown {
         self.engine.state().shutdown
@@ -159,8 +159,8 @@ pub enum NextStep<'model> {
 /// A microbatch that is under way: one forward and backward; or a [batch](crate::Evaluation::batch)
 /// of an evaluation: one forward.
 ///
-/// A call that is refused changes nothing. After a call that has failed in the middle of its work, as
-/// without memory or in a collective, no call of the step succeeds: drop the step.
+/// A call that is refused changes nothing. After a call that has failed in the middle of its work,
+/// as without memory or in a collective, no call of the step succeeds: drop the step.
 #[derive(Debug)]
 #[must_use = "a microbatch that is not finished fails its step"]
 pub struct Pass<'step> {
@@ -187,10 +187,10 @@ impl Pass<'_> {
     ///
     /// # Errors
     /// [`Error::Misuse`] if the unit has no gather left, the model has no such unit, the gather is
-    /// that of the backward before [`loss`](Self::loss), the unit is used after one that is declared
-    /// behind it under [`UnitOrder::Error`](crate::UnitOrder::Error), or an earlier call of the step
-    /// failed; [`Error::OutOfMemory`] if a buffer cannot be allocated; [`Error::Comm`] if the gather
-    /// fails.
+    /// that of the backward before [`loss`](Self::loss), the unit is used after one that is
+    /// declared behind it under [`UnitOrder::Error`](crate::UnitOrder::Error), or an earlier call
+    /// of the step failed; [`Error::OutOfMemory`] if a buffer cannot be allocated; [`Error::Comm`]
+    /// if the gather fails.
     pub fn unshard(&mut self, unit: UnitId) -> Result<Full, Error> {
         self.handle.unshard(unit)
     }
@@ -206,8 +206,8 @@ impl Pass<'_> {
     /// # Errors
     /// [`Error::Misuse`] if the microbatch has a loss already, the weights of this rank in the step
     /// add up to 2^64 or more, a rank that began the step without data gives a weight above 0, the
-    /// pass is a batch of an evaluation, or an earlier call of the step failed; [`Error::Comm`] if a
-    /// collective fails.
+    /// pass is a batch of an evaluation, or an earlier call of the step failed; [`Error::Comm`] if
+    /// a collective fails.
     pub fn loss(&mut self, loss: LossSum) -> Result<Seed, Error> {
         self.handle.loss(loss)
     }
@@ -237,13 +237,13 @@ impl Pass<'_> {
     /// reductions of the plan that this rank has not issued. Waits for the gathers.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] if a buffer cannot be allocated; [`Error::Comm`] if a collective fails;
-    /// [`Error::Misuse`] if an earlier call of the step failed.
+    /// [`Error::OutOfMemory`] if a buffer cannot be allocated; [`Error::Comm`] if a collective
+    /// fails; [`Error::Misuse`] if an earlier call of the step failed.
     pub fn finish(self) -> Result<(), Error> {
         self.handle.engine.finish_microbatch(self.handle.token)
     }
 
-    /// A handle to this microbatch that an autograd's custom ops can hold.
+    /// Returns a handle to this microbatch that an autograd's custom ops can hold.
     #[must_use]
     pub fn handle(&self) -> PassHandle {
         self.handle.clone()
@@ -264,7 +264,7 @@ impl PassHandle {
         Self { engine: Arc::clone(engine), token }
     }
 
-    /// Whether the pass has a backward; false for a batch of an evaluation. Not collective.
+    /// Returns whether the pass has a backward; false for a batch of an evaluation. Not collective.
     #[must_use]
     pub fn has_backward(&self) -> bool {
         !self.engine.is_in_batch(self.token)
@@ -321,13 +321,13 @@ impl PassHandle {
         self.engine.context.unused.note_cuts();
     }
 
-    /// The model's plan.
+    /// Returns the model's plan.
     #[must_use]
     pub fn plan(&self) -> &Plan {
         self.engine.context.settled_plan()
     }
 
-    /// The dtypes of the model.
+    /// Returns the dtypes of the model.
     #[must_use]
     pub fn precision(&self) -> Precision {
         self.engine.context.options.precision

@@ -1,8 +1,8 @@
-//! The agreement at the end of a step: the statement of every rank, exchanged before any rank updates.
-//! Beside it the interim record of a step, and the agreement on the mean of an evaluation.
+//! The agreement at the end of a step: the statement of every rank, exchanged before any rank
+//! updates. Beside it the interim record of a step, and the agreement on the mean of an evaluation.
 //!
-//! One small all-gather over the world carries the statements. The verdict is a pure function of all
-//! statements, so all ranks reach the same one.
+//! One small all-gather over the world carries the statements. The verdict is a pure function of
+//! all statements, so all ranks reach the same one.
 
 use hsdp_sharding::step::Exchange;
 use hsdp_sharding::{Mesh, Rank};
@@ -27,7 +27,7 @@ pub(crate) struct Statement {
     /// Word of this rank for [`Context::check_operations`](crate::state::context::Context).
     pub(crate) operations: [u64; 2],
     /// The parameters that got a gradient on this rank.
-    pub(crate) presence: Presence,
+    pub(crate) presence: GradientPresence,
 }
 
 const FIXED_WORDS: usize = Exchange::STATEMENT;
@@ -49,7 +49,7 @@ impl Statement {
             squared_norm: f64::from_bits(words[3]),
             operations: [words[4], words[5]],
             sighting: Sighting::decode(&words[6..]),
-            presence: Presence::of(parameters, &words[FIXED_WORDS..]),
+            presence: GradientPresence::of(parameters, &words[FIXED_WORDS..]),
         }
     }
 }
@@ -59,7 +59,7 @@ impl Statement {
 pub(crate) struct Agreement {
     said: Vec<Statement>,
     /// The parameters that got a gradient on any rank.
-    anywhere: Presence,
+    anywhere: GradientPresence,
 }
 
 impl Agreement {
@@ -67,23 +67,23 @@ impl Agreement {
     pub(crate) fn decode(gathered: &[u64], ranks: usize, parameters: usize) -> Self {
         let words = gathered.chunks_exact(gathered.len() / ranks);
         let said: Vec<_> = words.map(|words| Statement::decode(words, parameters)).collect();
-        let mut anywhere = Presence::none(parameters);
+        let mut anywhere = GradientPresence::none(parameters);
         said.iter().for_each(|said| anywhere.add(&said.presence));
         Self { said, anywhere }
     }
 
-    /// The sum of the words of all ranks about their operations.
+    /// Returns the sum of the words of all ranks about their operations.
     pub(crate) fn operations(&self) -> u128 {
         sum_of_words(self.said.iter().map(|said| said.operations))
     }
 
-    /// The exact sum of all weights, if a u64 holds it.
+    /// Returns the exact sum of all weights, if a u64 holds it.
     pub(crate) fn total_weight(&self) -> Option<u64> {
         self.said.iter().try_fold(0_u64, |sum, statement| sum.checked_add(statement.weight))
     }
 
-    /// The shortest prefix of the ranks whose weights overflow a u64 together; all ranks if none
-    /// overflows.
+    /// Returns the shortest prefix of the ranks whose weights overflow a u64 together; all ranks if
+    /// none overflows.
     pub(crate) fn too_heavy(&self) -> Vec<Rank> {
         let mut sum = 0_u64;
         let overflows = |said: &Statement| match sum.checked_add(said.weight) {
@@ -97,19 +97,19 @@ impl Agreement {
         (0..=last).map(Rank::new).collect()
     }
 
-    /// The first of the ranks with the greatest weight, and that weight.
+    /// Returns the first of the ranks with the greatest weight, and that weight.
     pub(crate) fn heaviest(&self) -> (Rank, u64) {
         let weights = self.said.iter().map(|said| said.weight).enumerate();
         let (rank, weight) = weights.rev().max_by_key(|(_, weight)| *weight).unwrap_or_default();
         (Rank::new(rank), weight)
     }
 
-    /// The sum of all losses, in rank order.
+    /// Returns the sum of all losses, in rank order.
     pub(crate) fn total_loss(&self) -> f64 {
         self.said.iter().map(|statement| statement.loss).sum()
     }
 
-    /// The first rank whose loss makes the running sum, in rank order, infinite or NaN.
+    /// Returns the first rank whose loss makes the running sum, in rank order, infinite or NaN.
     pub(crate) fn first_loss_not_finite(&self) -> Option<Rank> {
         let mut sum = 0.0;
         let ends_it = |statement: &Statement| {
@@ -124,20 +124,20 @@ impl Agreement {
         self.said.iter().fold(0, |sum, statement| statement.microbatches.saturating_add(sum))
     }
 
-    /// The squared norm of the whole gradient: the sum over one shard group, since all of them hold
-    /// the same.
+    /// Returns the squared norm of the whole gradient: the sum over one shard group, since all of
+    /// them hold the same.
     pub(crate) fn squared_norm(&self, mesh: Mesh, rank: Rank) -> f64 {
         let row = mesh.members(hsdp_sharding::Axis::Shard, rank);
         row.map(|member| self.said[member.index()].squared_norm).sum()
     }
 
-    /// The first sighting of all ranks, and the rank that made it.
+    /// Returns the first sighting of all ranks, and the rank that made it.
     pub(crate) fn first_non_finite(&self) -> Option<FoundOn> {
         first_sighting(self.said.iter().map(|statement| statement.sighting))
     }
 
-    /// The parameters that got a gradient on any rank.
-    pub(crate) fn present_anywhere(&self) -> &Presence {
+    /// Returns the parameters that got a gradient on any rank.
+    pub(crate) fn present_anywhere(&self) -> &GradientPresence {
         &self.anywhere
     }
 
@@ -148,8 +148,8 @@ impl Agreement {
         had_items || (!objective.is_weighted() && !self.anywhere.is_empty())
     }
 
-    /// The ranks that had items and on which `parameter` got no gradient. Where weights do not
-    /// enter, every rank counts as having items.
+    /// Returns the ranks that had items and on which `parameter` got no gradient. Where weights do
+    /// not enter, every rank counts as having items.
     pub(crate) fn ranks_without(&self, parameter: usize, objective: Objective) -> Vec<usize> {
         let without = |said: &Statement| {
             let had_items = said.weight > 0 || !objective.is_weighted();
@@ -164,7 +164,7 @@ impl Agreement {
     }
 }
 
-/// The sum of numbers of 128 bits, which wraps around.
+/// Returns the sum of numbers of 128 bits, which wraps around.
 pub(crate) fn sum_of_words(words: impl Iterator<Item = [u64; 2]>) -> u128 {
     let number = |[low, high]: [u64; 2]| u128::from(low) | u128::from(high) << 64;
     words.map(number).fold(0, u128::wrapping_add)
@@ -172,20 +172,20 @@ pub(crate) fn sum_of_words(words: impl Iterator<Item = [u64; 2]>) -> u128 {
 
 /// A set of parameter numbers, in 64-bit words that ranks exchange as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Presence {
+pub(crate) struct GradientPresence {
     parameters: usize,
     words: Vec<u64>,
 }
 
 const WORD_BITS: usize = u64::BITS as usize;
 
-impl Presence {
-    /// The empty set, of a model of `parameters` parameters.
+impl GradientPresence {
+    /// Returns the empty set, of a model of `parameters` parameters.
     pub(crate) fn none(parameters: usize) -> Self {
         Self { parameters, words: vec![0; parameters.div_ceil(WORD_BITS)] }
     }
 
-    /// The set of these words.
+    /// Returns the set of these words.
     pub(crate) fn of(parameters: usize, words: &[u64]) -> Self {
         debug_assert_eq!(words.len(), parameters.div_ceil(WORD_BITS));
         Self { parameters, words: words.to_vec() }
@@ -309,7 +309,7 @@ mod tests {
     const FOUND: Sighting = Sighting { when: When::Microbatch(1), parameter: 1, from: Some(0) };
 
     fn statement(rank: usize) -> Statement {
-        let mut presence = Presence::none(70);
+        let mut presence = GradientPresence::none(70);
         presence.insert(rank);
         presence.insert(69);
         Statement {
@@ -400,7 +400,7 @@ mod tests {
         assert_eq!(objectives.map(|objective| agreement.had_data(objective)), [true, true]);
         agreement.said.iter_mut().for_each(|said| said.weight = 0);
         assert_eq!(objectives.map(|objective| agreement.had_data(objective)), [false, true]);
-        agreement.anywhere = Presence::none(70);
+        agreement.anywhere = GradientPresence::none(70);
         assert_eq!(objectives.map(|objective| agreement.had_data(objective)), [false, false]);
     }
 

@@ -1,5 +1,5 @@
-//! Comparisons of values that must be the same on all ranks: options and plans once, the bits of shards
-//! then and again later, and the options of each update.
+//! Comparisons of values that must be the same on all ranks: options and plans once, the bits of
+//! shards then and again later, and the options of each update.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -50,8 +50,8 @@ fn holders_of_each_shard(context: &Context) -> Vec<Vec<Rank>> {
     (0..mesh.shard_size()).map(|first| mesh.group(Axis::Replicate, Rank::new(first))).collect()
 }
 
-/// The first rank that differs from the majority, and the first rank of the majority; without a majority, the first rank that
-/// differs from the first one, and the first one.
+/// Returns the first rank that differs from the majority, and the first rank of the majority;
+/// without a majority, the first rank that differs from the first one, and the first one.
 pub(crate) fn odd_one(values: &[u64]) -> Option<[usize; 2]> {
     let place_of = |value: u64| values.iter().position(|other| *other == value);
     let is_most = |value: &&u64| values.iter().filter(|it| it == value).count() * 2 > values.len();
@@ -100,7 +100,8 @@ pub(crate) fn of_models(
     let numbers = said.chunks_exact(mine.len()).filter_map(<[u64]>::last);
     let number = numbers.max().copied().unwrap_or(0);
     let label = ModelLabel { number: u32::try_from(number).unwrap_or(u32::MAX), name };
-    // ComparedWord by field: "the same shard" has the same meaning on all ranks only where all plans are the same.
+    // Field by field: "the same shard" has the same meaning on all ranks only where all
+    // plans are the same.
     let [names, options, plan, given] =
         [NAME, OPTIONS, PLAN, VALUES].map(|what| ComparedWord { what, peers: all });
     let fields = [names, options, plan, given, INITIAL];
@@ -132,7 +133,8 @@ fn of_names(context: &Context, label: ModelLabel, error: Error) -> Error {
     }
 }
 
-/// Compares the digests of the last update that all ranks have `said`. Collective over the world if they differ.
+/// Compares the digests of the last update that all ranks have `said`. Collective over the world if
+/// they differ.
 ///
 /// # Errors
 /// As [`of_models`].
@@ -145,7 +147,8 @@ pub(crate) fn of_updates(
     compared.map_err(|error| in_detail(context, last, error))
 }
 
-/// Compares the bits of the shards with those of the replicas, before `step`. Collective over the world.
+/// Compares the bits of the shards with those of the replicas, before `step`. Collective over the
+/// world.
 ///
 /// # Errors
 /// As [`of_models`].
@@ -155,14 +158,14 @@ pub(crate) fn of_replicas(context: &Context, shards: &[Shard], step: u64) -> Res
     context.control.exchange(tag, mine, |said| compare(context, said, &[SHARD]))?
 }
 
-/// The digest of the bits of the shards. A failure is told to the other ranks.
+/// Returns the digest of the bits of the shards. A failure is told to the other ranks.
 fn of_shards(context: &Context, shards: &[Shard], step: u64) -> Result<u64, Error> {
     let parameters = || shards.iter().map(|shard| shard.in_f32(context));
     control::between_steps(&context.world, step, || digest::of_parameters(parameters()))
 }
 
-/// Compares the words that all ranks have `said`, in rank order. Each rank has a word for each field,
-/// and may have more after these.
+/// Compares the words that all ranks have `said`, in rank order. Each rank has a word for each
+/// field, and may have more after these.
 fn compare(context: &Context, said: &[u64], fields: &[ComparedWord]) -> Result<(), Error> {
     let words = said.len() / context.world.size();
     for (word, ComparedWord { what, peers }) in fields.iter().enumerate() {
@@ -184,7 +187,8 @@ fn compare(context: &Context, said: &[u64], fields: &[ComparedWord]) -> Result<(
 /// Collective over the world: all ranks have found the same error.
 pub(crate) fn in_detail(context: &Context, last: LastUpdate<'_>, error: Error) -> Error {
     let Error::Disagreement { what: digest, rank, other, .. } = &error else { return error };
-    let (rank, other) = (*rank, *other);
+    let rank = *rank;
+    let other = *other;
     for (what, lines) in texts_behind(digest, context, last) {
         match by_lines(context, what, &lines, [rank, other]) {
             Ok(Some(detailed)) | Err(detailed) => return detailed,
@@ -208,7 +212,7 @@ fn by_lines(
     Ok(differing.map(|[got, want]| Error::Disagreement { what, rank, got, other, want }))
 }
 
-/// The texts of which a digest was made, each with the name of one of its lines.
+/// Returns the texts of which a digest was made, each with the name of one of its lines.
 fn texts_behind(
     digest: &str,
     context: &Context,
@@ -270,9 +274,9 @@ const NO_UPDATE: u64 = 0;
 /// allocates nothing.
 const ROOM: usize = 512;
 
-/// How the last step that has an update was updated: the options with which this rank has updated its
-/// shards. The ranks compare them, since the replicas of a shard stay equal only under equal updates.
-/// PROTOCOL.md, "Updates".
+/// How the last step that has an update was updated: the options with which this rank has updated
+/// its shards. The ranks compare them, since the replicas of a shard stay equal only under equal
+/// updates. PROTOCOL.md, "Updates".
 #[derive(Debug, Default)]
 pub(crate) struct Updated {
     /// The number of steps that were finished then, that one included.

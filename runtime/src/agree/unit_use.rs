@@ -86,7 +86,8 @@ pub(crate) fn decide(
     };
     if let Some(rank) = read.iter().position(|record| !fits(record)) {
         let [got, want] = [rank, own.index()].map(|rank| in_numbers(&gathered[rank * WORDS..]));
-        let (what, rank) = ("the next unit of the forward".into(), Rank::new(rank));
+        let what = "the next unit of the forward".into();
+        let rank = Rank::new(rank);
         return Err(Error::Disagreement { what, rank, got, other: own, want });
     }
     let records: Vec<_> = read.into_iter().flatten().collect();
@@ -162,7 +163,8 @@ mod tests {
 
     #[test]
     fn the_broken_rank_is_named_and_not_one_that_needs_the_declared_unit() {
-        let (declared, found) = ([0, 1, 2].map(UnitId::new), [UnitId::new(2)]);
+        let declared = [0, 1, 2].map(UnitId::new);
+        let found = [UnitId::new(2)];
         let own = encode(UnitUse::Needs(UnitId::new(1)), 1);
         let gathered = [own, [MAGIC, ENDS, 7]].concat();
         let message = decide(&gathered, &declared, &found, Rank::new(0)).unwrap_err().to_string();
@@ -193,7 +195,8 @@ mod tests {
                         let (words, rest) = records.split_first()?;
                         records = rest;
                         let gathered = [encode(says, place), [MAGIC, words[0], words[1]]].concat();
-                        let (order, found) = (plan.order(), machine.found());
+                        let order = plan.order();
+                        let found = machine.found();
                         let (place, next) = decide(&gathered, order, found, Rank::new(0)).ok()?;
                         machine.conclude(Conclusion::Unit(place, next)).ok()?;
                     }

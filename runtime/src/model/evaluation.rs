@@ -4,18 +4,19 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use crate::error::Error;
-use crate::model::ShardedModel;
 use crate::step::engine::{Engine, OpenedEvaluation};
 use crate::step::{Pass, PassHandle};
 
-/// Forwards without a backward, between steps: each unit is gathered once a batch, nothing is reduced, no parameter changes.
+/// Forwards without a backward, between steps: each unit is gathered once a batch, nothing is
+/// reduced, no parameter changes.
 ///
-/// Ranks may have different numbers of batches. A rank that has no batch left calls [`mean`](Self::mean), and gathers along with the
-/// others until all have come to it.
+/// Ranks may have different numbers of batches. A rank that has no batch left calls
+/// [`mean`](Self::mean), and gathers along with the others until all have come to it.
 ///
 /// All ranks make the evaluations of a model in one order: nothing else tells two of them apart.
 ///
-/// A drop before the mean, or after an error, tells the other ranks, as that of a [`Step`](crate::Step) does.
+/// A drop before the mean, or after an error, tells the other ranks, as that of a
+/// [`Step`](crate::Step) does.
 ///
 /// ```
 /// use hsdp::prelude::*;
@@ -47,39 +48,32 @@ use crate::step::{Pass, PassHandle};
 pub struct Evaluation<'model> {
     engine: Arc<Engine>,
     opened: OpenedEvaluation,
-    model: PhantomData<&'model mut ShardedModel>,
-}
-
-impl ShardedModel {
-    /// Begins an evaluation, between two steps, before the first or after the last. Not collective: its
-    /// [batches](Evaluation::batch) are.
-    ///
-    /// # Errors
-    /// [`Error::Misuse`] within a step that was neither finished nor dropped.
-    pub fn evaluation(&mut self) -> Result<Evaluation<'_>, Error> {
-        let opened = self.engine.begin_evaluation()?;
-        Ok(Evaluation { engine: Arc::clone(&self.engine), opened, model: PhantomData })
-    }
+    model: PhantomData<&'model mut ()>,
 }
 
 impl Evaluation<'_> {
-    /// Begins this rank's next batch. [`Pass::unshard`] gathers a unit, [`Pass::finish`] ends the batch; [`Pass::loss`] and
-    /// [`Pass::reduce`] are refused. The units follow the order of training; before the first step, that of the batch itself, if all
-    /// ranks have the same.
+    pub(crate) fn new(engine: Arc<Engine>, opened: OpenedEvaluation) -> Self {
+        Self { engine, opened, model: PhantomData }
+    }
+
+    /// Begins this rank's next batch. [`Pass::unshard`] gathers a unit, [`Pass::finish`] ends the
+    /// batch; [`Pass::loss`] and [`Pass::reduce`] are refused. The units follow the order of
+    /// training; before the first step, that of the batch itself, if all ranks have the same.
     ///
-    /// Collective over the world, with the `batch` or the first [`mean`](Self::mean) of all other ranks: the ranks exchange whether
-    /// they have another batch.
+    /// Collective over the world, with the `batch` or the first [`mean`](Self::mean) of all other
+    /// ranks: the ranks exchange whether they have another batch.
     ///
     /// # Errors
-    /// [`Error::Misuse`] if the last batch was not finished, or after a mean; [`Error::Comm`] if the exchange fails.
+    /// [`Error::Misuse`] if the last batch was not finished, or after a mean; [`Error::Comm`] if
+    /// the exchange fails.
     pub fn batch(&mut self) -> Result<Pass<'_>, Error> {
         let token = self.engine.begin_batch(self.opened.id)?;
         Ok(Pass::of(PassHandle::new(&self.engine, token)))
     }
 
-    /// The mean over the items of all batches of all ranks: the sum of all `sum`s, in rank order,
-    /// over the sum of all `items`. The same on all ranks, and not a mean of means. Further means,
-    /// of other quantities, may follow; batches may not.
+    /// Returns the mean over the items of all batches of all ranks: the sum of all `sum`s, in rank
+    /// order, over the sum of all `items`. The same on all ranks, and not a mean of means. Further
+    /// means, of other quantities, may follow; batches may not.
     ///
     /// Collective over the world. The first mean takes part in the batches that other ranks still
     /// have.

@@ -3,16 +3,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use hsdp_comm::{Part, PartKind, Stage, Tag};
+use hsdp_comm::{Stage, Tag};
 use hsdp_kernels::{HostBuffer, Values};
-use hsdp_sharding::{DType, Role, UnitId};
+use hsdp_sharding::{DType, UnitId};
 
 use crate::error::Error;
 use crate::state::context::Context;
 use crate::state::shard::Shard;
-use crate::step::gradients::Gradients;
 
-/// All parameters in f32, by name.
+/// Returns all parameters in f32, by name.
 pub(crate) fn full_parameters(
     context: &Context,
     shards: &[Shard],
@@ -27,28 +26,8 @@ pub(crate) fn full_parameters(
     Ok(parameters)
 }
 
-/// The gradients of all trainable parameters in f32, by name.
-pub(crate) fn full_gradients(
-    context: &Context,
-    gradients: &Gradients,
-) -> Result<BTreeMap<String, Vec<f32>>, Error> {
-    let mut all = BTreeMap::new();
-    for unit in context.plan.reductions().iter().copied() {
-        // Frozen parameters have no gradient: their region of the shard is filled with zeros.
-        let mut shard = gradients.shard_in(context, unit)?;
-        shard.resize(context.plan.layout(unit).shard_len(), 0.0);
-        let tag = context.tag(Some(unit), Stage::Export, gradients.step, 0);
-        let tag = tag.part(Part { kind: PartKind::Gradients, number: 0 });
-        gather_into(&mut all, context, tag, unit, Arc::new(shard))?;
-    }
-    let parameters = context.plan.spec().units().iter().flat_map(|unit| &unit.params);
-    for frozen in parameters.filter(|parameter| parameter.role == Role::Frozen) {
-        all.remove(&frozen.name);
-    }
-    Ok(all)
-}
-
-fn gather_into(
+/// Gathers the parameters of a unit, and adds them to `all` by name.
+pub(super) fn gather_into(
     all: &mut BTreeMap<String, Vec<f32>>,
     context: &Context,
     tag: Tag,

@@ -1,22 +1,17 @@
-//! Norms of gradients, parameters and updates, by parameter: `histograms` counts elements besides.
+//! Norms and histograms by parameter, and the sums behind them.
 //!
-//! Each rank sums the squares of its pieces in f64, and one small all-reduce over the shard group, on the control channel, adds them in
-//! the order of its members. So the bits are the same on all ranks: replicas hold the same pieces.
+//! Each rank sums the squares of its pieces in f64, and one small all-reduce over the shard group,
+//! on the control channel, adds them in the order of its members. So the bits are the same on all
+//! ranks: replicas hold the same pieces.
 
-pub(crate) mod histograms;
-pub(crate) mod moved;
-
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use hsdp_comm::{Part, PartKind, Reduction, Stage};
 use hsdp_kernels::{Element, squared_norm};
-use hsdp_sharding::{ParamId, Piece, Role, UnitId};
+use hsdp_sharding::{ParamId, Piece, Plan, Role, UnitId};
 
 use crate::error::Error;
-use crate::model::ShardedModel;
 use crate::state::context::Context;
-use crate::state::control;
-use crate::step::gradients::Gradients;
 
 /// A value of each parameter, in the order of the model.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,7 +23,7 @@ pub struct ByParameter<T> {
 pub type Norms = ByParameter<f64>;
 
 impl<T> ByParameter<T> {
-    /// The names and the values, in the order of the model.
+    /// Returns the names and the values, in the order of the model.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &T)> {
         self.values.iter().map(|(name, value)| (name.as_str(), value))
     }
@@ -39,103 +34,25 @@ impl<T> ByParameter<T> {
 }
 
 impl Norms {
-    /// The number of a parameter.
+    /// Returns the number of a parameter.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<f64> {
         self.find(name).copied()
     }
 
-    /// The root of the sum of all squares: of norms, the norm of all parameters together.
+    /// Returns the root of the sum of all squares: of norms, the norm of all parameters together.
     #[must_use]
     pub fn total(&self) -> f64 {
         self.iter().map(|(_, norm)| norm * norm).sum::<f64>().sqrt()
     }
 }
 
-impl Gradients {
-    /// The 2-norm of the gradient of each trainable parameter, over all shards, divided, before clipping; 0 for a parameter without a
-    /// gradient. Squares are summed in f64, and the [total](Norms::total) is [`norm`](Self::norm) but for the rounding of f64.
-    ///
-    /// If the ranks agreed to skip the step, these are norms of the sums without the division. Gradients on a device are copied to the
-    /// host.
-    ///
-    /// Collective over the shard group: one all-reduce of an f64 for each parameter. All ranks get the same bits.
-    ///
-    /// # Errors
-    /// [`Error::Misuse`] if these are the gradients of another model; [`Error::Comm`] if the all-reduce fails; [`Error::Device`](Error) if
-    /// the gradients lie on a device that fails.
-    pub fn norms(&self, model: &ShardedModel) -> Result<Norms, Error> {
-        let squares = self.summed(model, 1, add_square)?;
-        Ok(trained(model, &squares, |square| square[0].sqrt() / self.divisor))
-    }
-
-    /// As many sums for each parameter of the model: `add` adds elements of the sums of gradients on this rank to those of their parameter.
-    fn summed<T: Element>(
-        &self,
-        model: &ShardedModel,
-        count: usize,
-        add: impl Fn(&mut [T], &[f32]),
-    ) -> Result<Vec<T>, Error> {
-        let context = &model.engine.context;
-        control::between_steps(&context.world, self.step, || {
-            if self.model != *model.id() {
-                let what = "these are the gradients of another model".to_owned();
-                return Err(context.misuse("norms", self.step, what));
-            }
-            let mut sums = vec![T::zeroed(); count * context.parameters()];
-            for unit in context.plan.reductions().iter().copied() {
-                let elements = self.sums_on_host(context, unit)?;
-                for (number, range) in pieces(context, unit, elements.len()) {
-                    add(&mut sums[count * number..][..count], &elements[range]);
-                }
-            }
-            over_shards(context, self.step, Some(PartKind::Gradients), Reduction::Sum, sums)
-        })
-    }
-}
-
-impl ShardedModel {
-    /// The 2-norm of the values of each parameter, also of frozen ones, over all shards. Squares are summed in f64. Parameters on a
-    /// device are copied to the host.
-    ///
-    /// Collective over the shard group, outside of steps: one all-reduce of an f64 for each parameter. All ranks get the same bits.
-    ///
-    /// # Errors
-    /// [`Error::Comm`] if the all-reduce fails; [`Error::Kernel`] if there is not enough memory; [`Error::Device`](Error) if the
-    /// parameters lie on a device that fails.
-    pub fn norms(&self) -> Result<Norms, Error> {
-        let squares = self.summed(1, add_square)?;
-        Ok(by_parameter(self, &squares, |_| true, |square| square[0].sqrt()))
-    }
-
-    /// As many sums for each parameter: `add` adds elements of this rank to those of their parameter.
-    fn summed<T: Element>(
-        &self,
-        count: usize,
-        add: impl Fn(&mut [T], &[f32]),
-    ) -> Result<Vec<T>, Error> {
-        let (context, state) = (&self.engine.context, self.engine.state());
-        let (shards, step) = (state.shards.clone(), state.next_step);
-        drop(state);
-        control::between_steps(&context.world, step, || {
-            let mut sums = vec![T::zeroed(); count * context.parameters()];
-            for (unit, shard) in context.plan.spec().unit_ids().zip(&shards) {
-                let elements = shard.in_f32(context)?;
-                for (number, range) in pieces(context, unit, elements.len()) {
-                    add(&mut sums[count * number..][..count], &elements[range]);
-                }
-            }
-            over_shards(context, step, None, Reduction::Sum, sums)
-        })
-    }
-}
-
-fn add_square(square: &mut [f64], elements: &[f32]) {
+pub(super) fn add_square(square: &mut [f64], elements: &[f32]) {
     square[0] += squared_norm(elements);
 }
 
-/// The pieces of parameters in the first `len` elements of this rank's shard: the number of each parameter in the model, and its
-/// range. Trained parameters come first in a shard.
+/// Returns the pieces of parameters in the first `len` elements of this rank's shard: the number of
+/// each parameter in the model, and its range. Trained parameters come first in a shard.
 pub(crate) fn pieces(
     context: &Context,
     unit: UnitId,
@@ -161,20 +78,85 @@ pub(crate) fn over_shards<T: Element>(
     Ok(context.export.all_reduce(tag, by, own)?.wait()?)
 }
 
-/// A value of each parameter whose role `has` accepts, of the sums of all parameters.
-fn by_parameter<S, T>(
-    model: &ShardedModel,
+/// Returns a value of each parameter whose role `has` accepts, of the sums of all parameters.
+pub(super) fn by_parameter<S, T>(
+    plan: &Plan,
     sums: &[S],
     has: impl Fn(Role) -> bool,
     value: impl Fn(&[S]) -> T,
 ) -> ByParameter<T> {
-    let params = || model.plan().spec().units().iter().flat_map(|unit| &unit.params);
+    let params = || plan.spec().units().iter().flat_map(|unit| &unit.params);
     let count = (sums.len() / params().count().max(1)).max(1);
     let with_sums = params().zip(sums.chunks_exact(count)).filter(|(param, _)| has(param.role));
     ByParameter { values: with_sums.map(|(param, it)| (param.name.clone(), value(it))).collect() }
 }
 
-/// A value of each trainable parameter.
-fn trained<S, T>(model: &ShardedModel, sums: &[S], value: impl Fn(&[S]) -> T) -> ByParameter<T> {
-    by_parameter(model, sums, |role| role == Role::Trainable, value)
+/// Returns a value of each trainable parameter.
+pub(super) fn trained<S, T>(plan: &Plan, sums: &[S], value: impl Fn(&[S]) -> T) -> ByParameter<T> {
+    by_parameter(plan, sums, |role| role == Role::Trainable, value)
+}
+
+/// The exponents that have a count of their own.
+const EXPONENTS: RangeInclusive<i32> = -40..=8;
+
+/// The counts of a histogram: of zeros, of each exponent, and of elements that are not finite.
+pub(super) const COUNTS: usize = 51;
+
+/// The biased exponent of f32 below that of the first exponent with a count.
+const BELOW: u32 = 127 - 40 - 1;
+
+/// A histogram of each parameter.
+pub type Histograms = ByParameter<Histogram>;
+
+/// The counts of the elements of a parameter, by the power of two of their absolute value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Histogram {
+    counts: [u64; COUNTS],
+}
+
+impl Histogram {
+    pub(super) fn of(counts: &[u64]) -> Self {
+        Self { counts: counts.try_into().expect("so many for each parameter") }
+    }
+
+    /// Returns the number of elements that are zero.
+    #[must_use]
+    pub fn zeros(&self) -> u64 {
+        self.counts[0]
+    }
+
+    /// Returns the number of elements that are infinite or NaN.
+    #[must_use]
+    pub fn not_finite(&self) -> u64 {
+        self.counts[COUNTS - 1]
+    }
+
+    /// Exponents `e` from -40 to 8, and the number of elements whose absolute value is in `[2^e,
+    /// 2^(e+1))`. The first count has all smaller elements too, but zeros, and the last all larger
+    /// ones.
+    pub fn by_exponent(&self) -> impl Iterator<Item = (i32, u64)> {
+        EXPONENTS.zip(self.counts[1..].iter().copied())
+    }
+}
+
+impl Histograms {
+    /// Returns the histogram of a parameter.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Histogram> {
+        self.find(name)
+    }
+}
+
+pub(super) fn count(counts: &mut [u64], elements: impl Iterator<Item = f32>) {
+    elements.for_each(|element| counts[place_of(element)] += 1);
+}
+
+/// Returns the index of an element's count.
+fn place_of(element: f32) -> usize {
+    if element == 0.0 || !element.is_finite() {
+        return if element == 0.0 { 0 } else { COUNTS - 1 };
+    }
+    // The biased exponent, which is 0 for subnormal numbers: they are far below the first count.
+    let biased = (element.to_bits() >> 23) & 0xff;
+    (biased.saturating_sub(BELOW) as usize).clamp(1, COUNTS - 2)
 }

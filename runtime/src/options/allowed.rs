@@ -1,5 +1,5 @@
-//! The numbers that an option may be, and learning rates: pure functions of the number of updates so
-//! far.
+//! The numbers that an option may be, and learning rates: pure functions of the number of updates
+//! so far.
 
 use std::fmt::{self, Display};
 
@@ -39,12 +39,12 @@ pub(crate) fn in_f32(value: f64) -> f32 {
     value as f32
 }
 
-/// Whether a number is finite and above 0 in f32.
+/// Returns whether a number is finite and above 0 in f32.
 pub(crate) fn is_positive_in_f32(value: f64) -> bool {
     in_f32(value).is_finite() && in_f32(value) > 0.0
 }
 
-/// Whether a number is 0 or more, finite in f32, and 0 there only if it is 0.
+/// Returns whether a number is 0 or more, finite in f32, and 0 there only if it is 0.
 pub(crate) fn is_held_in_f32(value: f64) -> bool {
     value == 0.0 || is_positive_in_f32(value)
 }

@@ -1,4 +1,5 @@
-//! The text that ranks exchange where they differ: one line for each option of the model, each unit and each parameter.
+//! The text that ranks exchange where they differ: one line for each option of the model, each unit
+//! and each parameter.
 
 use hsdp_sharding::{AfterForward, Granularity, ModelSpec, Param, Role};
 

@@ -6,22 +6,22 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 /// Number of elements that are rounded at a time.
 const BLOCK: usize = 1024;
 
-/// The digest of lines of text.
+/// Returns the digest of lines of text.
 pub(crate) fn of_lines(lines: &[String]) -> u64 {
     xxh3_64(lines.join("\n").as_bytes())
 }
 
-/// The digest of a text.
+/// Returns the digest of a text.
 pub(crate) fn of_text(text: &str) -> u64 {
     xxh3_64(text.as_bytes())
 }
 
-/// The digest of words.
+/// Returns the digest of words.
 pub(crate) fn of_words<const N: usize>(words: [u64; N]) -> u64 {
     xxh3_64(bytemuck::cast_slice(&words.map(u64::to_le)))
 }
 
-/// The digest of numbers, of this rank alone or of ranks with the same order of bytes.
+/// Returns the digest of numbers, of this rank alone or of ranks with the same order of bytes.
 pub(crate) fn of_numbers(numbers: &[u16]) -> u64 {
     xxh3_64(bytemuck::cast_slice(numbers))
 }
@@ -31,7 +31,8 @@ pub(crate) fn of_rounded(values: &[f32], dtype: Wire) -> u64 {
     if dtype == Wire::F32 {
         return xxh3_64(bytemuck::cast_slice(values));
     }
-    let (mut hasher, mut block) = (Xxh3::new(), [0.0; BLOCK]);
+    let mut hasher = Xxh3::new();
+    let mut block = [0.0; BLOCK];
     for values in values.chunks(BLOCK) {
         let block = &mut block[..values.len()];
         block.iter_mut().zip(values).for_each(|(rounded, value)| *rounded = dtype.round(*value));
@@ -40,7 +41,7 @@ pub(crate) fn of_rounded(values: &[f32], dtype: Wire) -> u64 {
     hasher.digest()
 }
 
-/// The digest of the bits of parameters, unit after unit, or the first error in `shards`.
+/// Returns the digest of the bits of parameters, unit after unit, or the first error in `shards`.
 pub(crate) fn of_parameters<P: AsRef<Vec<f32>>, E>(
     shards: impl Iterator<Item = Result<P, E>>,
 ) -> Result<u64, E> {

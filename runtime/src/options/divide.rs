@@ -1,16 +1,18 @@
-//! The divide plan: the divisor of each collective, computed from the ranks, microbatches and dtype that take part in it.
+//! The divide plan: the divisor of each collective, computed from the ranks, microbatches and dtype
+//! that take part in it.
 //!
-//! The rule of the plan: *a partial has one scale*. The value that a reduce-scatter adds to the partial
-//! does not depend on whether an all-reduce follows in the same microbatch.
+//! The rule of the plan: *a partial has one scale*. The value that a reduce-scatter adds to the
+//! partial does not depend on whether an all-reduce follows in the same microbatch.
 //!
 //! | objective | a partial is | the all-reduce multiplies by | the end of the step multiplies by |
 //! |---|---|---|---|
 //! | `RankMean` | (1/S) times the sum over the shard group | 1/R | 1/scale |
 //! | others | the sum over the shard group | 1 | 1/(divisor x scale) |
 //!
-//! With an f16 wire each divisor is split: contributions are divided by a power of two before the collective, so that
-//! no value overflows or underflows in f16, and the sum is divided by the rest. f32 and bf16 have enough range without a split.
-//! The split near the square root follows fairscale's pull request 565, which PyTorch adopted.
+//! With an f16 wire each divisor is split: contributions are divided by a power of two before the
+//! collective, so that no value overflows or underflows in f16, and the sum is divided by the rest.
+//! f32 and bf16 have enough range without a split. The split near the square root follows
+//! fairscale's pull request 565, which PyTorch adopted.
 
 use hsdp_sharding::DType;
 
@@ -25,7 +27,8 @@ pub struct Parties {
     pub shard_members: usize,
     /// Members of the replicate group; `None` where no all-reduce takes place.
     pub replicate_members: Option<usize>,
-    /// Microbatches that a contribution to the reduce-scatter is a sum of: 1, except in mode `Local`.
+    /// Microbatches that a contribution to the reduce-scatter is a sum of: 1, except in mode
+    /// `Local`.
     pub microbatches_in_contribution: usize,
     /// Microbatches that the partial is a sum of when it enters the all-reduce.
     pub microbatches_in_partial: usize,
@@ -36,7 +39,8 @@ pub struct Parties {
 /// A collective's divisors: one for each contribution before it, and one for the sum after it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Divides {
-    /// The divisor of each contribution, before it is rounded to the wire dtype. Always a power of two.
+    /// The divisor of each contribution, before it is rounded to the wire dtype. Always a power of
+    /// two.
     pub pre: f64,
     /// The divisor of the f32 sum.
     pub post: f64,
@@ -45,7 +49,7 @@ pub struct Divides {
 impl Divides {
     pub(crate) const NONE: Self = Self { pre: 1.0, post: 1.0 };
 
-    /// The product of both divisors.
+    /// Returns the product of both divisors.
     #[must_use]
     pub fn product(self) -> f64 {
         self.pre * self.post
@@ -62,7 +66,8 @@ impl Divides {
 pub struct DividePlan {
     /// The divisors of the reduce-scatter over the shard group.
     pub reduce_scatter: Divides,
-    /// The divisors of the all-reduce over the replicate group; `None` without an all-reduce, or with one replica.
+    /// The divisors of the all-reduce over the replicate group; `None` without an all-reduce, or
+    /// with one replica.
     pub all_reduce: Option<Divides>,
 }
 
@@ -106,7 +111,8 @@ fn all_reduce(parties: Parties, members: usize) -> Divides {
     Divides::split(divisor, pre_divide(parties.wire, members, room_for(summands)))
 }
 
-/// The power of two by which contributions are divided before the collective: near the square root of the members, times `room`.
+/// Returns the power of two by which contributions are divided before the collective: near the
+/// square root of the members, times `room`.
 fn pre_divide(wire: DType, members: usize, room: f64) -> f64 {
     match wire {
         DType::F16 => near_root(members) * room,
@@ -114,7 +120,7 @@ fn pre_divide(wire: DType, members: usize, room: f64) -> f64 {
     }
 }
 
-/// The least power of two whose square is at least `members`.
+/// Returns the least power of two whose square is at least `members`.
 fn near_root(members: usize) -> f64 {
     let mut root = 1_usize;
     while root * root < members {
@@ -123,8 +129,9 @@ fn near_root(members: usize) -> f64 {
     as_f64(root)
 }
 
-/// The largest power of two that is at most `summands`. Together with the root, which is at least 2, it is enough. A larger
-/// value would lose precision at the bottom of the range, where f16 rounds to multiples of 2^-24.
+/// Returns the largest power of two that is at most `summands`. Together with the root, which is at
+/// least 2, it is enough. A larger value would lose precision at the bottom of the range, where f16
+/// rounds to multiples of 2^-24.
 fn room_for(summands: usize) -> f64 {
     as_f64(1 << summands.max(1).ilog2())
 }
@@ -134,9 +141,10 @@ fn as_f64(count: usize) -> f64 {
     count as f64
 }
 
-/// The divisor that remains for the finished sum, after all collectives.
+/// Returns the divisor that remains for the finished sum, after all collectives.
 ///
-/// Every seed was divided by two to the power of `exponent`, on which the ranks agree. `scale` is the loss scale.
+/// Every seed was divided by two to the power of `exponent`, on which the ranks agree. `scale` is
+/// the loss scale.
 #[must_use]
 #[expect(
     clippy::cast_precision_loss,
@@ -152,7 +160,8 @@ pub fn final_divisor(objective: Objective, total_weight: u64, exponent: i32, sca
     }
 }
 
-/// Returns the power of two that is taken out of every seed, where it is known before the first loss.
+/// Returns the power of two that is taken out of every seed, where it is known before the first
+/// loss.
 pub(crate) fn exponent_known_early(objective: Objective, largest_hint: u64) -> Option<i32> {
     match (objective, largest_hint) {
         (Objective::RankMean, _) => Some(0),

@@ -9,7 +9,8 @@ use crate::options::allowed::is_positive_in_f32;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum Objective {
-    /// (sum of all `s`) / (sum of all `w`): exact for any split of the items. It is divided once, at the end.
+    /// (sum of all `s`) / (sum of all `w`): exact for any split of the items. It is divided once,
+    /// at the end.
     #[default]
     WeightedMean,
     /// The mean over ranks, summed over microbatches, of each rank's own mean loss.
@@ -36,15 +37,17 @@ impl Objective {
         }
     }
 
-    /// Whether weights enter the objective.
+    /// Returns whether weights enter the objective.
     pub(crate) fn is_weighted(self) -> bool {
         self != Self::RankMean
     }
 }
 
-/// The loss of one microbatch on one rank: a sum over items, and the number (or total weight) of the items.
+/// The loss of one microbatch on one rank: a sum over items, and the number (or total weight) of
+/// the items.
 ///
-/// A mean alone is not accepted: a mean comes with the weight of its items, and the runtime divides once.
+/// A mean alone is not accepted: a mean comes with the weight of its items, and the runtime divides
+/// once.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossSum {
     value: f64,
@@ -59,22 +62,23 @@ enum GivenAs {
 }
 
 impl LossSum {
-    /// A loss that is a sum over items of total weight `weight` (the number of samples, or of tokens that are not ignored).
+    /// Returns a loss that is a sum over items of total weight `weight` (the number of samples, or
+    /// of tokens that are not ignored).
     ///
-    /// A weight of 0 means that there are no items: unless the objective is `RankMean`, the gradients of that microbatch count
-    /// as zeros, even if they are not finite.
+    /// A weight of 0 means that there are no items: unless the objective is `RankMean`, the
+    /// gradients of that microbatch count as zeros, even if they are not finite.
     #[must_use]
     pub fn new(sum: f64, weight: u64) -> Self {
         Self { value: sum, weight, given_as: GivenAs::Sum }
     }
 
-    /// A loss that is already a mean over items of total weight `weight`.
+    /// Returns a loss that is already a mean over items of total weight `weight`.
     #[must_use]
     pub fn from_mean(mean: f64, weight: u64) -> Self {
         Self { value: mean, weight, given_as: GivenAs::Mean }
     }
 
-    /// The sum over the items; 0 without items, even if the value is NaN.
+    /// Returns the sum over the items; 0 without items, even if the value is NaN.
     #[must_use]
     #[expect(
         clippy::cast_precision_loss,
@@ -88,7 +92,7 @@ impl LossSum {
         }
     }
 
-    /// The mean over the items; 0 without items.
+    /// Returns the mean over the items; 0 without items.
     #[must_use]
     #[expect(
         clippy::cast_precision_loss,
@@ -102,13 +106,14 @@ impl LossSum {
         }
     }
 
-    /// The total weight of the items.
+    /// Returns the total weight of the items.
     #[must_use]
     pub fn weight(self) -> u64 {
         self.weight
     }
 
-    /// The derivative of this rank's term of the objective with respect to the loss in the form in which the caller gave it.
+    /// Returns the derivative of this rank's term of the objective with respect to the loss in the
+    /// form in which the caller gave it.
     #[expect(
         clippy::cast_precision_loss,
         reason = "weights up to 2^53 are exact; beyond, the seed is rounded once"
@@ -123,10 +128,12 @@ impl LossSum {
     }
 }
 
-/// The factor with which a backward pass starts: multiply the loss by it, or use it as the gradient of the loss.
+/// The factor with which a backward pass starts: multiply the loss by it, or use it as the gradient
+/// of the loss.
 ///
-/// It is the product of the weight (if the loss was given as a mean), the loss scale, and the power of two that
-/// keeps gradients on the wire at the size of a mean. The runtime divides the gradients by the same factors.
+/// It is the product of the weight (if the loss was given as a mean), the loss scale, and the power
+/// of two that keeps gradients on the wire at the size of a mean. The runtime divides the gradients
+/// by the same factors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[must_use = "the backward pass must start from the seed"]
 pub struct Seed {
@@ -135,7 +142,7 @@ pub struct Seed {
 }
 
 impl Seed {
-    /// The factor as a number.
+    /// Returns the factor as a number.
     #[must_use]
     pub fn value(self) -> f64 {
         self.value

@@ -6,8 +6,8 @@ use std::str::FromStr;
 use hsdp_kernels::cuda::{CudaError, Device, HAS_DEVICES};
 use hsdp_sharding::Offload;
 
-/// The place where a rank's part of a model (parameters, partials, optimizer state) lies and is computed. All ranks have the same kind
-/// of place.
+/// The place where a rank's part of a model (parameters, partials, optimizer state) lies and is
+/// computed. All ranks have the same kind of place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Placement {
@@ -50,7 +50,7 @@ impl FromStr for Placement {
 }
 
 impl Placement {
-    /// The same place, with `offload` in host memory.
+    /// Returns the same place, with `offload` in host memory.
     ///
     /// # Errors
     /// A message if the model lies on the host already.
@@ -64,7 +64,7 @@ impl Placement {
         }
     }
 
-    /// The part of the state that a model on a device keeps in host memory.
+    /// Returns the part of the state that a model on a device keeps in host memory.
     #[must_use]
     pub fn offload(self) -> Offload {
         match self {
@@ -73,8 +73,8 @@ impl Placement {
         }
     }
 
-    /// The place for the process with the number `process_here` on its machine: processes get the devices of the machine in turn,
-    /// beginning with this one.
+    /// Returns the place for the process with the number `process_here` on its machine: processes
+    /// get the devices of the machine in turn, beginning with this one.
     ///
     /// # Errors
     /// A message if the driver does not give the number of devices.
@@ -97,7 +97,8 @@ impl Placement {
     }
 }
 
-/// The kind of place, and the state that is offloaded. The number of the device is left out, because it may differ between ranks.
+/// The kind of place, and the state that is offloaded. The number of the device is left out,
+/// because it may differ between ranks.
 impl fmt::Display for Placement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {

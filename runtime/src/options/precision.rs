@@ -58,7 +58,8 @@ pub enum LossScaling {
     Off,
     /// A constant, which must be finite and above 0 in f32.
     Fixed(f64),
-    /// A power of two that halves when a gradient overflows, and doubles after a number of steps without an overflow.
+    /// A power of two that halves when a gradient overflows, and doubles after a number of steps
+    /// without an overflow.
     Dynamic(DynamicScale),
 }
 
@@ -69,8 +70,8 @@ pub struct DynamicScale {
     pub initial: f64,
     /// The number of steps without an overflow after which the scale doubles; at least 1.
     pub growth_interval: u64,
-    /// The lowest scale; a power of two, at most `initial`. If a step overflows at this scale, the policy
-    /// [`ModelOptions::non_finite`](crate::ModelOptions::non_finite) applies.
+    /// The lowest scale; a power of two, at most `initial`. If a step overflows at this scale, the
+    /// policy [`ModelOptions::non_finite`](crate::ModelOptions::non_finite) applies.
     pub least: f64,
 }
 
@@ -121,13 +122,14 @@ const LARGEST_SCALE: f64 = (1_u128 << 127) as f64;
 /// The smallest power of two in f32 that is a normal number.
 const SMALLEST_SCALE: f64 = 1.0 / (1_u128 << 126) as f64;
 
-/// Whether a normal number is a power of two: its fraction is 0.
+/// Returns whether a normal number is a power of two: its fraction is 0.
 fn is_power_of_two(value: f64) -> bool {
     const FRACTION: u64 = (1 << (f64::MANTISSA_DIGITS - 1)) - 1;
     value.is_normal() && value > 0.0 && value.to_bits() & FRACTION == 0
 }
 
-/// The loss scale, which changes from step to step. The same on all ranks, because it depends only on their agreement.
+/// The loss scale, which changes from step to step. The same on all ranks, because it depends only
+/// on their agreement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct CurrentScale {
     scaling: LossScaling,
@@ -149,14 +151,15 @@ impl CurrentScale {
         self.scale
     }
 
-    /// The state to save, if the scale is dynamic.
+    /// Returns the state to save, if the scale is dynamic.
     pub(crate) fn saved(&self) -> Option<LossScaleHead> {
         let Self { scaling, scale: value, steps_since_change } = *self;
         matches!(scaling, LossScaling::Dynamic(_))
             .then_some(LossScaleHead { value, steps_since_change })
     }
 
-    /// The scale of another run, if the scale is dynamic in both runs; otherwise this scale.
+    /// Returns the scale of another run, if the scale is dynamic in both runs; otherwise this
+    /// scale.
     pub(crate) fn resumed(self, saved: Option<LossScaleHead>) -> Self {
         match (self.scaling, saved) {
             (LossScaling::Dynamic(dynamic), Some(LossScaleHead { value, steps_since_change }))
@@ -169,8 +172,8 @@ impl CurrentScale {
         }
     }
 
-    /// Whether an overflow is expected now and then, because the scale can still be halved. At the lowest scale an overflow has
-    /// another cause.
+    /// Returns whether an overflow is expected now and then, because the scale can still be halved.
+    /// At the lowest scale an overflow has another cause.
     pub(crate) fn expects_overflow(&self) -> bool {
         matches!(self.scaling, LossScaling::Dynamic(dynamic) if self.scale > dynamic.least)
     }

@@ -20,7 +20,7 @@ use crate::state::context::ModelId;
 /// Several optimizers of one model are one, as a pair or a triple: the state of each goes into the
 /// same checkpoint. They keep different kinds of state.
 pub trait Checkpointed: Sized + Send + Sync {
-    /// Whether the optimizer was made for this model.
+    /// Returns whether the optimizer was made for this model.
     fn is_of(&self, model: &ModelId) -> bool;
 
     /// Its kind, such as `adamw`: a checkpoint of another kind is refused. Its present options, and
@@ -33,10 +33,10 @@ pub trait Checkpointed: Sized + Send + Sync {
     /// other optimizer of the same checkpoint has one of them.
     fn kinds(&self) -> Vec<&'static str>;
 
-    /// The tensors of its state, the same on all ranks; none before the first update.
+    /// Returns the tensors of its state, the same on all ranks; none before the first update.
     fn tensors(&self) -> Vec<StateTensor>;
 
-    /// The tensors that it would read from a checkpoint.
+    /// Returns the tensors that it would read from a checkpoint.
     fn expected(&self, saved: &SavedState<'_>) -> Expected;
 
     /// Elements of a tensor of its state, of a parameter, that this rank has: borrowed, or a copy.

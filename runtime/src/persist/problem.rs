@@ -79,7 +79,7 @@ impl Problem {
     }
 }
 
-/// The text of a panic, if it has one.
+/// Returns the text of a panic, if it has one.
 fn message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")

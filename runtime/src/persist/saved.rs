@@ -1,5 +1,5 @@
-//! The state of optimizers in a checkpoint, as an optimizer reads it: its options, and the parts that
-//! fit a model.
+//! The state of optimizers in a checkpoint, as an optimizer reads it: its options, and the parts
+//! that fit a model.
 
 use std::collections::BTreeSet;
 
@@ -43,8 +43,8 @@ impl SavedState<'_> {
         Self { whose: Whose::Several, options: self.options.part(index), ..self }
     }
 
-    /// Returns the parameters that have such state which is [taken](Self::takes_state), in the order
-    /// of the model: all trainable ones, if one optimizer updates them all, and there is any.
+    /// Returns the parameters that have such state which is [taken](Self::takes_state), in the
+    /// order of the model: all trainable ones, if one optimizer updates them all, and there is any.
     #[must_use]
     pub fn parameters_with(&self, kinds: &[&str]) -> Vec<ParamId> {
         let tensors = &self.generation.manifest().tensors;
@@ -77,7 +77,7 @@ impl SavedState<'_> {
         params.filter(|(_, param)| param.role == Role::Trainable)
     }
 
-    /// A parameter of the model.
+    /// Returns a parameter of the model.
     ///
     /// # Panics
     /// If the model has no such parameter.
@@ -94,9 +94,9 @@ impl SavedState<'_> {
         self.fitting.is_none_or(|fitting| fitting.takes_state(parameter))
     }
 
-    /// Returns whether the next update decides which optimizer gets the parameters without state. It
-    /// does if only the part that fits is taken, and if the checkpoint was saved after such a load
-    /// and before any update.
+    /// Returns whether the next update decides which optimizer gets the parameters without state.
+    /// It does if only the part that fits is taken, and if the checkpoint was saved after such a
+    /// load and before any update.
     pub(crate) fn is_open(&self) -> bool {
         let head = self.generation.manifest().optimizer.as_ref();
         self.fitting.is_some() || head.is_some_and(|head| head.is_open)

@@ -1,6 +1,6 @@
-//! The constant parts of an engine: the plan, the options, the groups in which this rank takes part,
-//! and the model's identity. Beside them the errors of its operations, and reports on parameters
-//! without a gradient.
+//! The constant parts of an engine: the plan, the options, the groups in which this rank takes
+//! part, and the model's identity. Beside them the errors of its operations, and reports on
+//! parameters without a gradient.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -14,7 +14,7 @@ use hsdp_sharding::{Axis, FullCopies, Offload, ParamId, Piece, Plan, Rank, UnitI
 use crate::error::Error;
 use crate::options::{ModelOptions, Unused, digest};
 use crate::state::control::Control;
-use crate::state::events::Events;
+use crate::state::events::EventLog;
 use crate::state::full_pool::FullPool;
 use crate::state::model_device::ModelDevice;
 
@@ -44,7 +44,7 @@ pub(crate) struct Context {
     pub(crate) control: Control,
     /// Gathers for export, outside any step.
     pub(crate) export: Group,
-    pub(crate) events: Events,
+    pub(crate) events: EventLog,
     pub(crate) unused: UnusedReports,
     /// Checkpoints of this model that may save have a handle each.
     pub(crate) checkpoint_writers: Arc<()>,
@@ -61,7 +61,8 @@ const OWN_PARAMETERS: u32 = 0;
 
 impl Context {
     pub(crate) fn new(world: World, plan: Arc<Plan>, options: ModelOptions) -> Result<Self, Error> {
-        let (mesh, options_digest) = (plan.mesh(), options.digest());
+        let mesh = plan.mesh();
+        let options_digest = options.digest();
         let shard_group = mesh.group(Axis::Shard, world.rank());
         let replicate_group = mesh.group(Axis::Replicate, world.rank());
         let gather = match options.full_copies {
@@ -87,7 +88,7 @@ impl Context {
             all_reduce,
             control: Control::new(&world),
             export: world.group(&shard_group, Channel::Control)?,
-            events: Events::default(),
+            events: EventLog::default(),
             unused: UnusedReports::default(),
             checkpoint_writers: Arc::default(),
             full_pool: Arc::new(FullPool::new(plan.memory().full)),
@@ -118,9 +119,9 @@ impl Context {
         self.world.rank()
     }
 
-    /// Whether the order in which a rank issues operations must follow from the plan alone, over
-    /// all channels, and not from work that may be done earlier on one rank than on another. This
-    /// is so where processes launch on devices (`comm/NCCL.md`, "One order").
+    /// Returns whether the order in which a rank issues operations must follow from the plan alone,
+    /// over all channels, and not from work that may be done earlier on one rank than on another.
+    /// This is so where processes launch on devices (`comm/NCCL.md`, "One order").
     pub(crate) fn issues_in_one_order(&self) -> bool {
         self.device.is_some() && !self.world.shares_memory()
     }
@@ -143,7 +144,7 @@ impl Context {
         self.settled.get().unwrap_or(&self.plan)
     }
 
-    /// This rank's word for [`check_operations`](Self::check_operations).
+    /// Returns this rank's word for [`check_operations`](Self::check_operations).
     pub(crate) fn operations_word(&self) -> [u64; 2] {
         self.world.operations_word(&self.groups())
     }
@@ -162,7 +163,7 @@ impl Context {
         [&self.gather, &self.reduce, &self.all_reduce]
     }
 
-    /// Whether shards are updated on a device.
+    /// Returns whether shards are updated on a device.
     pub(crate) fn updates_on_device(&self) -> bool {
         self.update_device().is_some()
     }
@@ -172,30 +173,30 @@ impl Context {
         self.device.as_ref().filter(|device| device.offload == Offload::None)
     }
 
-    /// Returns the memory scope of f32 parameters on the host from which a unit's shard is made. They
-    /// stay there, or go on to a device, or only their trained part stays.
+    /// Returns the memory scope of f32 parameters on the host from which a unit's shard is made.
+    /// They stay there, or go on to a device, or only their trained part stays.
     pub(crate) fn scope_of_parameters(&self, unit: UnitId) -> Scope {
         let stay = self.device.as_ref().is_none_or(|device| device.offload == Offload::All);
         let stay = stay && self.plan.layout(unit).stored().is_none();
         memory::scope(if stay { Category::Shard } else { Category::Other })
     }
 
-    /// Whether there are checkpoints of this model that may save.
+    /// Returns whether there are checkpoints of this model that may save.
     pub(crate) fn is_saved(&self) -> bool {
         Arc::strong_count(&self.checkpoint_writers) > 1
     }
 
-    /// How many parameters the model has.
+    /// Returns how many parameters the model has.
     pub(crate) fn parameters(&self) -> usize {
         self.first_parameter[self.first_parameter.len() - 1]
     }
 
-    /// The number of a parameter in the model.
+    /// Returns the number of a parameter in the model.
     pub(crate) fn number_of(&self, parameter: ParamId) -> usize {
         self.first_parameter[parameter.unit.index()] + parameter.index
     }
 
-    /// The parameter with this number in the model.
+    /// Returns the parameter with this number in the model.
     pub(crate) fn parameter(&self, number: usize) -> ParamId {
         let unit = self.first_parameter.partition_point(|first| *first <= number) - 1;
         ParamId { unit: UnitId::new(unit), index: number - self.first_parameter[unit] }
@@ -211,8 +212,8 @@ impl Context {
         self.plan.spec()[id.unit].params[id.index].name.clone()
     }
 
-    /// The number in the model of the parameter that holds an element of this rank's shard; `None`
-    /// in padding.
+    /// Returns the number in the model of the parameter that holds an element of this rank's shard;
+    /// `None` in padding.
     pub(crate) fn parameter_at(&self, unit: UnitId, at: usize) -> Option<usize> {
         let holds = |piece: &Piece| piece.shard_range().contains(&at);
         let index = self.pieces(unit).find(holds)?.param;

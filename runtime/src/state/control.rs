@@ -87,9 +87,9 @@ impl Control {
 }
 
 /// Runs a part of the work of all ranks between steps. A rank that fails in it has no step to drop:
-/// the other ranks get its error here, unless they have one already, and this rank leaves the epoch.
-/// Where this rank has left an epoch by the same mistake of a rank that was ahead, the others get no
-/// error. Never waits for another rank. PROTOCOL.md, "Failures between steps".
+/// the other ranks get its error here, unless they have one already, and this rank leaves the
+/// epoch. Where this rank has left an epoch by the same mistake of a rank that was ahead, the
+/// others get no error. Never waits for another rank. PROTOCOL.md, "Failures between steps".
 #[track_caller]
 pub(crate) fn between_steps<T>(
     world: &World,

@@ -43,11 +43,12 @@ pub enum Event {
 
 /// A recording of events, from [`record`](Self::record) to [`take`](Self::take).
 ///
-/// Its lock is the innermost: it is held for a push, or to take the recording, and nothing is locked meanwhile.
+/// Its lock is the innermost: it is held for a push, or to take the recording, and nothing is
+/// locked meanwhile.
 #[derive(Debug, Default)]
-pub(crate) struct Events(Mutex<Option<Vec<Event>>>);
+pub(crate) struct EventLog(Mutex<Option<Vec<Event>>>);
 
-impl Events {
+impl EventLog {
     pub(crate) fn record(&self) {
         *self.0.lock() = Some(Vec::new());
     }

@@ -160,26 +160,26 @@ impl Arriving {
 }
 
 impl Full {
-    /// The unit of these parameters.
+    /// Returns the unit of these parameters.
     #[must_use]
     pub fn unit(&self) -> UnitId {
         self.unit
     }
 
-    /// The number of parameters of the unit.
+    /// Returns the number of parameters of the unit.
     #[must_use]
     pub fn len(&self) -> usize {
         self.layout.params().len()
     }
 
-    /// Whether the unit has no parameters. Every planned unit has some.
+    /// Returns whether the unit has no parameters. Every planned unit has some.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.layout.params().is_empty()
     }
 
-    /// The elements of the parameter with this index in its unit, in the compute dtype, row-major; empty after the buffer was
-    /// [taken](Self::take).
+    /// Returns the elements of the parameter with this index in its unit, in the compute dtype,
+    /// row-major; empty after the buffer was [taken](Self::take).
     ///
     /// # Panics
     /// If the unit has no such parameter.
@@ -201,8 +201,8 @@ impl Full {
         }
     }
 
-    /// The parameter on the device, row-major; `None` in a model on the host. An operation that reads it on a stream waits for the gather
-    /// on that stream.
+    /// Returns the parameter on the device, row-major; `None` in a model on the host. An operation
+    /// that reads it on a stream waits for the gather on that stream.
     ///
     /// # Panics
     /// If the unit has no such parameter.
@@ -217,10 +217,12 @@ impl Full {
         }
     }
 
-    /// Takes a parameter's buffer, as the storage of a tensor for example; `None` if it was taken before. Each call gives a copy if
-    /// [ranks share the buffers](crate::FullCopies::PerProcess), or if they lie on a device.
+    /// Takes a parameter's buffer, as the storage of a tensor for example; `None` if it was taken
+    /// before. Each call gives a copy if [ranks share the buffers](crate::FullCopies::PerProcess),
+    /// or if they lie on a device.
     ///
-    /// [Put the buffer back](Self::put_back) when it is not used any more, so that another gather can use it.
+    /// [Put the buffer back](Self::put_back) when it is not used any more, so that another gather
+    /// can use it.
     ///
     /// # Panics
     /// If the unit has no such parameter.
@@ -236,10 +238,12 @@ impl Full {
         (!buffer.is_empty()).then_some(buffer)
     }
 
-    /// Puts back a buffer that was taken. Its values do not matter, unless they are read through this value again.
+    /// Puts back a buffer that was taken. Its values do not matter, unless they are read through
+    /// this value again.
     ///
     /// # Panics
-    /// If the unit has no such parameter, or the buffer is not of the parameter's length and the compute dtype.
+    /// If the unit has no such parameter, or the buffer is not of the parameter's length and the
+    /// compute dtype.
     pub fn put_back(&mut self, parameter: usize, buffer: HostBuffer) {
         let found = (buffer.dtype(), buffer.len());
         let expected = (self.dtype, self.layout.params()[parameter].len);
@@ -252,9 +256,9 @@ impl Full {
         }
     }
 
-    /// Gives the buffers to the caller, by index of the parameter in its unit; a buffer that was [taken](Self::take) is empty. The
-    /// memory plan does not count them any more. They are copies if [ranks share the buffers](crate::FullCopies::PerProcess), or
-    /// if these lie on a device.
+    /// Gives the buffers to the caller, by index of the parameter in its unit; a buffer that was
+    /// [taken](Self::take) is empty. The memory plan does not count them any more. They are copies
+    /// if [ranks share the buffers](crate::FullCopies::PerProcess), or if these lie on a device.
     #[must_use]
     pub fn into_buffers(self) -> Vec<HostBuffer> {
         match self.buffers {

@@ -17,11 +17,11 @@ use parking_lot::Mutex;
 /// The pool of one model on one rank.
 #[derive(Debug)]
 pub(crate) struct FullPool {
-    held: Mutex<Held>,
+    held: Mutex<LoanState>,
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct LoanState {
     /// The most bytes that are lent and waiting together.
     limit: ByteCount,
     /// Bytes that are lent.
@@ -29,15 +29,17 @@ struct Held {
     /// Bytes that wait.
     waiting: ByteCount,
     /// Waiting buffers, by size and dtype. An empty list is kept for later: a model has few sizes.
-    spare: BTreeMap<(ByteCount, DType), Vec<HostBuffer>>,
+    spare: BTreeMap<BufferKey, Vec<HostBuffer>>,
     /// How often all buffers were released.
     generation: u64,
 }
 
-/// The buffers of one gather, on loan: they go back when this is dropped, and count as lent until then.
+/// The buffers of one gather, on loan: they go back when this is dropped, and count as lent until
+/// then.
 #[derive(Debug)]
 pub(crate) struct Pooled {
-    /// Empty while the buffers are elsewhere. The pool loses a buffer that is not back when the loan ends.
+    /// Empty while the buffers are elsewhere. The pool loses a buffer that is not back when the
+    /// loan ends.
     pub(crate) buffers: Vec<HostBuffer>,
     loan: Option<Loan>,
 }
@@ -51,7 +53,7 @@ struct Loan {
 
 impl FullPool {
     pub(crate) fn new(limit: ByteCount) -> Self {
-        Self { held: Mutex::new(Held { limit, ..Held::default() }) }
+        Self { held: Mutex::new(LoanState { limit, ..LoanState::default() }) }
     }
 
     /// Changes the most bytes that are lent and waiting together.
@@ -77,7 +79,7 @@ impl FullPool {
         let mut pooled = {
             let mut held = self.held.lock();
             held.lent += bytes;
-            let found = |len| held.take(key(dtype, len)).unwrap_or_else(missing);
+            let found = |len| held.take(BufferKey::of(dtype, len)).unwrap_or_else(missing);
             let found = lens.clone().map(found);
             let buffers = found.collect();
             let limit = held.limit;
@@ -93,7 +95,7 @@ impl FullPool {
         Ok(pooled)
     }
 
-    /// A new buffer. If memory is short, the waiting buffers are released first.
+    /// Returns a new buffer. If memory is short, the waiting buffers are released first.
     fn fresh(&self, dtype: DType, len: usize) -> Result<HostBuffer, Error> {
         let _full = memory::scope(Category::Full);
         HostBuffer::zeros(dtype, len).or_else(|_| {
@@ -110,18 +112,27 @@ impl FullPool {
     }
 }
 
-/// Returns the place of a waiting buffer of `len` elements.
-fn key(dtype: DType, len: usize) -> (ByteCount, DType) {
-    (ElemCount::of(len).bytes(dtype), dtype)
+/// The size and the dtype of a buffer. Smaller buffers come first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct BufferKey {
+    bytes: ByteCount,
+    dtype: DType,
 }
 
-/// The placeholder for a buffer that is not there.
+impl BufferKey {
+    /// Returns the key of a buffer of `len` elements.
+    fn of(dtype: DType, len: usize) -> Self {
+        Self { bytes: ElemCount::of(len).bytes(dtype), dtype }
+    }
+}
+
+/// Returns the placeholder for a buffer that is not there.
 fn missing() -> HostBuffer {
     HostBuffer::F32(Vec::new())
 }
 
-impl Held {
-    fn take(&mut self, key: (ByteCount, DType)) -> Option<HostBuffer> {
+impl LoanState {
+    fn take(&mut self, key: BufferKey) -> Option<HostBuffer> {
         let buffer = self.spare.get_mut(&key)?.pop()?;
         self.waiting = self.waiting - buffer.bytes();
         Some(buffer)
@@ -129,7 +140,7 @@ impl Held {
 
     fn put(&mut self, buffer: HostBuffer) {
         self.waiting += buffer.bytes();
-        self.spare.entry(key(buffer.dtype(), buffer.len())).or_default().push(buffer);
+        self.spare.entry(BufferKey::of(buffer.dtype(), buffer.len())).or_default().push(buffer);
     }
 
     /// Releases waiting buffers, the largest first, until lent and waiting bytes together are at

@@ -1,5 +1,5 @@
-//! Gradients of units: as the program gives them, and as they wait unsharded for the last microbatch
-//! (mode `Local`), summed in f32.
+//! Gradients of units: as the program gives them, and as they wait unsharded for the last
+//! microbatch (mode `Local`), summed in f32.
 
 use std::sync::Arc;
 
@@ -281,8 +281,8 @@ impl ParameterSum {
         Ok(non_finite)
     }
 
-    /// Returns the buffer, for this rank alone; a new one where another rank reads the old one, or it has
-    /// another length.
+    /// Returns the buffer, for this rank alone; a new one where another rank reads the old one, or
+    /// it has another length.
     fn exclusive(&mut self, len: usize) -> Result<&mut Vec<f32>, hsdp_kernels::Error> {
         if Arc::get_mut(&mut self.buffer).is_none_or(|buffer| buffer.len() != len) {
             self.buffer = Arc::new(zeros_in(Category::GradFull, len)?);

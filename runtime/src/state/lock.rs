@@ -1,5 +1,6 @@
-//! The lock of the engine's state. A thread holds it while it runs code of the caller: an optimizer's update, a gradient that is
-//! read. If that code calls the engine again, it gets an error that names both calls, and does not wait for itself.
+//! The lock of the engine's state. A thread holds it while it runs code of the caller: an
+//! optimizer's update, a gradient that is read. If that code calls the engine again, it gets an
+//! error that names both calls, and does not wait for itself.
 
 use std::ops::{Deref, DerefMut};
 use std::ptr;
@@ -11,8 +12,8 @@ use parking_lot::{Mutex, MutexGuard};
 #[derive(Debug)]
 pub(crate) struct Lock<T> {
     value: Mutex<T>,
-    /// The mark of the thread that holds the lock, or [`NO_THREAD`]. A thread compares it with its own mark only, and a thread
-    /// always sees its own last write.
+    /// The mark of the thread that holds the lock, or [`NO_THREAD`]. A thread compares it with its
+    /// own mark only, and a thread always sees its own last write.
     holder: AtomicUsize,
     /// The operation for which the thread has taken the lock.
     operation: Mutex<&'static str>,
@@ -58,12 +59,12 @@ impl<T> Lock<T> {
         Ok(self.held(self.value.lock(), operation))
     }
 
-    /// The lock, if no thread holds it.
+    /// Returns the lock, if no thread holds it.
     pub(crate) fn try_lock(&self) -> Option<StateGuard<'_, T>> {
         self.value.try_lock().map(|value| self.held(value, SHORT))
     }
 
-    /// Whether this thread holds the lock.
+    /// Returns whether this thread holds the lock.
     pub(crate) fn is_held_here(&self) -> bool {
         self.holder.load(Ordering::Relaxed) == mark()
     }
@@ -95,7 +96,7 @@ impl<T> Drop for StateGuard<'_, T> {
     }
 }
 
-/// A number that no other living thread has.
+/// Returns a number that no other living thread has.
 fn mark() -> usize {
     thread_local!(static MARK: u8 = const { 0 });
     MARK.with(|mark| ptr::from_ref(mark).addr())

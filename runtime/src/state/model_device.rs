@@ -60,7 +60,8 @@ impl ModelDevice {
         let Some(connected) = world.nccl_device() else { return Ok(()) };
         let own = self.stream.device();
         if connected != *own {
-            let (connected, own) = (connected.ordinal(), own.ordinal());
+            let connected = connected.ordinal();
+            let own = own.ordinal();
             let what =
                 format!("the model is on device {own}, NCCL in this world uses device {connected}");
             return Err(Error::Options { what });

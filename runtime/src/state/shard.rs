@@ -219,8 +219,8 @@ impl Shard {
     }
 
     /// Has the parameters updated where their master is updated. On a device with offloaded
-    /// optimizers the update is on the host: the gradient is copied there, and the new parameters go
-    /// back. Waits for the copies to the host, and nothing else.
+    /// optimizers the update is on the host: the gradient is copied there, and the new parameters
+    /// go back. Waits for the copies to the host, and nothing else.
     ///
     /// A step's end has waited for all of its gathers, so there is normally no other holder of the
     /// parameters. Another holder (the user, or a gather of an aborted step that a peer still

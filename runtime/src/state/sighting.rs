@@ -1,5 +1,5 @@
-//! The origin of an element that is not finite, as a rank notes it and as ranks exchange it, and the
-//! first of all ranks.
+//! The origin of an element that is not finite, as a rank notes it and as ranks exchange it, and
+//! the first of all ranks.
 
 use std::cmp::Ordering;
 

@@ -362,7 +362,8 @@ pub(crate) struct GradShards {
     pub(crate) present: Vec<Vec<bool>>,
     pool: Arc<SumsPool>,
     generation: u64,
-    /// The step, until an optimizer has taken the gradients, if all ranks have agreed to apply them.
+    /// The step, until an optimizer has taken the gradients, if all ranks have agreed to apply
+    /// them.
     awaits_update: Option<u64>,
 }
 

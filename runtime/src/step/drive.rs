@@ -1,5 +1,5 @@
-//! The state of a rank's model that changes from step to step, and the host of the step's machine on
-//! a rank: it carries out the outputs, and returns the conclusions of exchanges.
+//! The state of a rank's model that changes from step to step, and the host of the step's machine
+//! on a rank: it carries out the outputs, and returns the conclusions of exchanges.
 
 use std::mem;
 use std::sync::Arc;
@@ -142,7 +142,8 @@ impl EngineState {
     /// Returns whether `token` means the microbatch or the batch that is open.
     pub(super) fn is_at(&self, token: MicrobatchId) -> bool {
         let is_same = self.attempt.as_ref().is_some_and(|attempt| attempt.id == token.attempt);
-        let (is_open, number) = (self.machine.has_microbatch(), self.machine.microbatches());
+        let is_open = self.machine.has_microbatch();
+        let number = self.machine.microbatches();
         is_same && is_open && number == token.microbatch
     }
 
@@ -226,7 +227,8 @@ impl EngineState {
         context: &Context,
         operation: &'static str,
     ) -> Result<Option<Full>, Error> {
-        let (mut handed, mut has_agreed) = (None, false);
+        let mut handed = None;
+        let mut has_agreed = false;
         while let Some(output) = self.machine.poll() {
             let at = self.place();
             match output {
@@ -376,7 +378,8 @@ impl EngineState {
     ) -> Result<Conclusion, Error> {
         let StepPlace { step, microbatch } = self.place();
         let tag = context.tag(None, Stage::Header, step, microbatch);
-        let (declared, found) = (context.plan.order(), self.machine.found());
+        let declared = context.plan.order();
+        let found = self.machine.found();
         let decide = |said: &[u64]| unit_use::decide(said, declared, found, context.rank());
         let said = unit_use::encode(says, place);
         let (place, next) = context.control.exchange_in_step(tag, said, decide)??;

@@ -182,7 +182,8 @@ fn check_first(context: &Context, step: u64, agreement: &Agreement) -> Result<()
     let unused = trainable(context).filter(|number| !anywhere.contains(*number));
     let parameters: Vec<String> = unused.map(|number| context.name_of(number)).collect();
     if !parameters.is_empty() && policy != Unused::Zeros {
-        let (trainable, causes) = (trainable(context).count(), context.unused.causes());
+        let trainable = trainable(context).count();
+        let causes = context.unused.causes();
         if policy == Unused::ErrorInFirstStep && !context.unused.is_trained() {
             return Err(Error::Gradients(GradientError::WithoutGradient {
                 step,
@@ -193,7 +194,8 @@ fn check_first(context: &Context, step: u64, agreement: &Agreement) -> Result<()
         }
         if context.rank().index() == 0 {
             let without = Without::of(&parameters, trainable);
-            let (count, names) = (without.count(), without.names());
+            let count = without.count();
+            let names = without.names();
             hsdp_warnings::warn!(step, "{count}, and are not updated{causes}: {names}");
         }
     }

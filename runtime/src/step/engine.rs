@@ -52,13 +52,13 @@ use crate::step::step_state::{AgreedStep, StepState};
 pub(crate) struct Engine {
     pub(crate) context: Context,
     pub(crate) id: ModelId,
-    pub(super) state: Lock<EngineState>,
+    state: Lock<EngineState>,
     /// The attempt that is under way, or [`NO_ATTEMPT`]. It is outside the lock, so that a step can
     /// be aborted while another thread waits in it.
-    pub(super) under_way: AtomicU64,
+    under_way: AtomicU64,
 }
 
-pub(super) const NO_ATTEMPT: u64 = 0;
+const NO_ATTEMPT: u64 = 0;
 
 /// The call under way where a thread reads a gradient, which may be another rank's.
 const READING: &str = "the reading of a gradient";
@@ -129,7 +129,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::Misuse`] if it is over, or inside another call.
-    pub(super) fn in_step(
+    fn in_step(
         &self,
         id: AttemptId,
         operation: &'static str,
@@ -382,7 +382,7 @@ impl Engine {
 
     /// Waits for the state, if no step is under way, and the last update has ended. A step that was
     /// leaked is discarded: no caller can finish it.
-    pub(super) fn state_between_steps(
+    fn state_between_steps(
         &self,
         operation: &'static str,
     ) -> Result<StateGuard<'_, EngineState>, Error> {
@@ -443,8 +443,8 @@ impl Engine {
             rank,
             step,
             next,
-            "the gradients of a step were dropped, and no optimizer has updated the parameters with \
-             them: pass them to an optimizer"
+            "the gradients of a step were dropped, and no optimizer has updated the parameters \
+             with them: pass them to an optimizer"
         );
     }
 

@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 
-use hsdp_kernels::scaled_copy;
 use hsdp_sharding::{ParamId, UnitId};
 
 use crate::error::Error;
@@ -56,27 +55,27 @@ pub struct Gradients {
 }
 
 impl Gradients {
-    /// The number of the step.
+    /// Returns the number of the step.
     #[must_use]
     pub fn step(&self) -> u64 {
         self.step
     }
 
-    /// The 2-norm of the whole gradient, over all shards, divided, before clipping.
+    /// Returns the 2-norm of the whole gradient, over all shards, divided, before clipping.
     #[must_use]
     pub fn norm(&self) -> f64 {
         self.norm
     }
 
-    /// The loss of the step, over all ranks and microbatches: for `WeightedMean` the sum of the
-    /// losses over the sum of the weights, for `RankMean` the mean of the mean losses, for `Sum`
-    /// the sum of the losses, and for `Factor` that sum over the factor.
+    /// Returns the loss of the step, over all ranks and microbatches: for `WeightedMean` the sum of
+    /// the losses over the sum of the weights, for `RankMean` the mean of the mean losses, for
+    /// `Sum` the sum of the losses, and for `Factor` that sum over the factor.
     #[must_use]
     pub fn loss(&self) -> f64 {
         self.loss
     }
 
-    /// The sum of the weights of all ranks and microbatches.
+    /// Returns the sum of the weights of all ranks and microbatches.
     #[must_use]
     pub fn weight(&self) -> u64 {
         self.weight
@@ -91,7 +90,7 @@ impl Gradients {
         if self.is_clipped_apart() { 1.0 } else { self.clip }
     }
 
-    /// The agreement of all ranks to apply or to skip these gradients.
+    /// Returns the agreement of all ranks to apply or to skip these gradients.
     #[must_use]
     pub fn verdict(&self) -> &Verdict {
         &self.verdict
@@ -145,14 +144,7 @@ impl Gradients {
         sums.to_host(&context.site("read", self.step), 0..sums.len())
     }
 
-    pub(crate) fn shard_in(&self, context: &Context, unit: UnitId) -> Result<Vec<f32>, Error> {
-        let grad_shard = self.sums_on_host(context, unit)?;
-        let mut divided = hsdp_kernels::zeros(grad_shard.len())?;
-        scaled_copy(&mut divided, &grad_shard, self.divisor);
-        Ok(divided)
-    }
-
-    /// Whether the parameter got a gradient on any rank in any microbatch of the step.
+    /// Returns whether the parameter got a gradient on any rank in any microbatch of the step.
     ///
     /// # Panics
     /// If the model has no such parameter.
@@ -168,7 +160,7 @@ impl Gradients {
         self.clipping.of_parameters.get(context.number_of(parameter)).copied()
     }
 
-    /// Whether parameters are clipped in different ways, or by value.
+    /// Returns whether parameters are clipped in different ways, or by value.
     pub(crate) fn is_clipped_apart(&self) -> bool {
         !self.clipping.of_parameters.is_empty()
     }

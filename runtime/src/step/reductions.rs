@@ -300,7 +300,8 @@ impl UnitReductions {
     /// Keeps a sighting if it is the first.
     fn note(&mut self, context: &Context, unit: UnitId, microbatch: usize, found: NonFiniteAt) {
         let parameter = context.number_of(ParamId { unit, index: found.param });
-        let (when, from) = (When::Microbatch(microbatch), found.from.map(Rank::index));
+        let when = When::Microbatch(microbatch);
+        let from = found.from.map(Rank::index);
         let sighting = Sighting { when, parameter, from };
         self.sighting = Some(self.sighting.map_or(sighting, |first| first.min(sighting)));
     }

@@ -1,5 +1,5 @@
-//! The errors of calls: of those that have no place in the order of a step, and of those that follow
-//! a call that failed.
+//! The errors of calls: of those that have no place in the order of a step, and of those that
+//! follow a call that failed.
 
 use hsdp_comm::Error as CommError;
 use hsdp_sharding::step::Refused;
@@ -110,7 +110,7 @@ impl AttemptState {
     }
 }
 
-/// Whether every later call of the attempt has this error too.
+/// Returns whether every later call of the attempt has this error too.
 fn ends_all_calls(error: &CommError) -> bool {
     error.is_fatal() || matches!(error, CommError::StepAborted { .. })
 }

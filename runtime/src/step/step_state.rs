@@ -2,7 +2,7 @@
 
 use hsdp_sharding::Rank;
 
-use crate::agree::agreement::{Agreement, Presence};
+use crate::agree::agreement::{Agreement, GradientPresence};
 use crate::error::Error;
 use crate::options::objective::{LossSum, Objective};
 use crate::options::{Input, StepOptions};
@@ -29,7 +29,7 @@ pub(crate) struct StepState {
     /// ranks.
     pub(crate) total_loss: f64,
     /// The parameters that got a gradient on this rank.
-    pub(super) presence: Presence,
+    pub(super) presence: GradientPresence,
     /// Sums of this rank and statements of all ranks, once they have agreed.
     pub(super) agreed: Option<AgreedStep>,
 }
@@ -54,7 +54,7 @@ impl StepState {
             weight: 0,
             largest_weight: 0,
             total_loss: 0.0,
-            presence: Presence::none(context.parameters()),
+            presence: GradientPresence::none(context.parameters()),
             agreed: None,
         }
     }

@@ -106,7 +106,8 @@ fn an_axis_of_size_one_divides_nothing() {
 
 #[test]
 fn the_all_reduce_makes_room_for_the_microbatches() {
-    // 8000 a microbatch, 8 of them, 2x2: the mean 64000 is representable, the sum over replicas is not.
+    // 8000 a microbatch, 8 of them, 2x2: the mean 64000 is representable, the sum over replicas is
+    // not.
     let plan = DividePlan::of(Parties {
         microbatches_in_partial: 8,
         ..parties(DType::F16, 2, 2, Objective::RankMean)
@@ -139,7 +140,9 @@ fn what_enters_an_all_reduce_fits_f16_if_a_gradient_does() {
 
 #[test]
 fn the_end_takes_out_what_the_seed_put_in() {
-    let (weight, exponent, scale) = (1000, 7, 1024.0);
+    let weight = 1000;
+    let exponent = 7;
+    let scale = 1024.0;
     let seed_of_weight_ten = 10.0 * f64::powi(2.0, -exponent) * scale;
     let gradient_of_mean = 3.0;
     let sum = seed_of_weight_ten * gradient_of_mean * 100.0; // a hundred such contributions
