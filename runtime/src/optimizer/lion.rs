@@ -2,10 +2,9 @@
 
 use hsdp_kernels::LionStep;
 use hsdp_kernels::cuda::{CudaError, PieceOfStep};
-use serde_json::Value;
 
 use crate::optimizer::grouped::Grouped;
-use crate::optimizer::options::{OptimizerOptions, Setting, set_number};
+use crate::optimizer::options::{OptimizerOptions, Setting};
 use crate::optimizer::rule::{Rule, RunState, UnitRun, UnitState};
 use crate::optimizer::run::Run;
 use crate::options::allowed::Allowed;
@@ -33,27 +32,11 @@ impl Default for LionOptions {
 impl OptimizerOptions for LionOptions {
     const KIND: &'static str = "lion";
 
-    fn learning_rate(&mut self) -> &mut f64 {
-        &mut self.learning_rate
-    }
-
-    fn each(&self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
-        let Self { learning_rate, betas, weight_decay } = *self;
-        see("learning_rate", Setting::Number(learning_rate, Allowed::NotNegative));
-        see("betas.0", Setting::Number(betas.0, Allowed::Fraction));
-        see("betas.1", Setting::Number(betas.1, Allowed::Fraction));
-        see("weight_decay", Setting::Number(weight_decay, Allowed::NotNegative));
-    }
-
-    fn set(&mut self, name: &str, saved: &Value) -> bool {
-        let number = match name {
-            "learning_rate" => &mut self.learning_rate,
-            "betas.0" => &mut self.betas.0,
-            "betas.1" => &mut self.betas.1,
-            "weight_decay" => &mut self.weight_decay,
-            _ => return false,
-        };
-        set_number(number, saved)
+    fn options(&mut self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
+        see("learning_rate", Setting::Rate(&mut self.learning_rate));
+        see("betas.0", Setting::Number(&mut self.betas.0, Allowed::Fraction));
+        see("betas.1", Setting::Number(&mut self.betas.1, Allowed::Fraction));
+        see("weight_decay", Setting::Number(&mut self.weight_decay, Allowed::NotNegative));
     }
 }
 

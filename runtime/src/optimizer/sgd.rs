@@ -2,12 +2,9 @@
 
 use hsdp_kernels::cuda::{CudaError, PieceOfStep};
 use hsdp_kernels::{MomentumKind, SgdStep};
-use serde_json::Value;
 
 use crate::optimizer::grouped::Grouped;
-use crate::optimizer::options::{
-    MOMENTUM_KINDS, OptimizerOptions, Setting, set_choice, set_number,
-};
+use crate::optimizer::options::{MOMENTUM_KINDS, OptimizerOptions, Setting, choice};
 use crate::optimizer::rule::{Rule, RunState, UnitRun, UnitState};
 use crate::optimizer::run::Run;
 use crate::options::allowed::Allowed;
@@ -58,34 +55,15 @@ impl Default for SgdOptions {
 impl OptimizerOptions for SgdOptions {
     const KIND: &'static str = "sgd";
 
-    fn learning_rate(&mut self) -> &mut f64 {
-        &mut self.learning_rate
-    }
-
-    fn each(&self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
-        let SgdStep { learning_rate, momentum, kind, weight_decay, .. } = self.of_step(1.0);
-        see("learning_rate", Setting::Number(learning_rate, Allowed::NotNegative));
-        see("momentum", Setting::Number(momentum, Allowed::Fraction));
-        see("momentum_kind", Setting::Choice(&kind));
-        see("weight_decay", Setting::Number(weight_decay, Allowed::NotNegative));
-    }
-
-    fn set(&mut self, name: &str, saved: &Value) -> bool {
-        match name {
-            "learning_rate" => set_number(&mut self.learning_rate, saved),
-            "weight_decay" => set_number(&mut self.weight_decay, saved),
-            "momentum" => {
-                let kind = self.of_step(1.0).kind;
-                let momentum = saved.as_f64().map(|momentum| Momentum::of(kind, momentum));
-                momentum.map(|momentum| self.momentum = momentum).is_some()
-            }
-            "momentum_kind" => {
-                let SgdStep { momentum, mut kind, .. } = self.of_step(1.0);
-                let is_known = set_choice(&mut kind, &MOMENTUM_KINDS, saved);
-                self.momentum = Momentum::of(kind, momentum);
-                is_known
-            }
-            _ => false,
+    fn options(&mut self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
+        let SgdStep { mut momentum, mut kind, .. } = self.of_step(1.0);
+        let now = (momentum, kind);
+        see("learning_rate", Setting::Rate(&mut self.learning_rate));
+        see("momentum", Setting::Number(&mut momentum, Allowed::Fraction));
+        choice(see, "momentum_kind", &mut kind, &MOMENTUM_KINDS);
+        see("weight_decay", Setting::Number(&mut self.weight_decay, Allowed::NotNegative));
+        if now != (momentum, kind) {
+            self.momentum = Momentum::of(kind, momentum);
         }
     }
 }

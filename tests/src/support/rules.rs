@@ -7,17 +7,16 @@ use hsdp::{OptimizerOptions, Rule, Run, RunState, Setting};
 pub struct Signs {
     /// The distance.
     pub rate: f64,
+    /// A value that ranks compare, and that nothing else uses.
+    pub mark: f64,
 }
 
 impl OptimizerOptions for Signs {
     const KIND: &'static str = "signs";
 
-    fn learning_rate(&mut self) -> &mut f64 {
-        &mut self.rate
-    }
-
-    fn each(&self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
-        see("rate", Setting::Choice(&self.rate));
+    fn options(&mut self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
+        see("rate", Setting::Rate(&mut self.rate));
+        see("mark", Setting::Choice(&self.mark, &mut |_| false));
     }
 }
 

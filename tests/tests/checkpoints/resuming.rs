@@ -2,9 +2,8 @@
 
 use hsdp::checkpoint::Checkpointed;
 use hsdp::{
-    Accumulation, Allowed, DType, DynamicScale, Grouped, LossScaling, ModelOptions, Momentum,
-    Objective, Optimizer, OptimizerOptions, Precision, Rule, Run, RunState, Setting, Sgd,
-    SgdOptions,
+    Accumulation, DType, DynamicScale, Grouped, LossScaling, ModelOptions, Momentum, Objective,
+    Optimizer, OptimizerOptions, Precision, Rule, Run, RunState, Setting, Sgd, SgdOptions,
 };
 use hsdp_tests::support::worlds::{mesh, on_ranks};
 
@@ -63,12 +62,8 @@ struct Falling {
 impl OptimizerOptions for Falling {
     const KIND: &'static str = "falling";
 
-    fn learning_rate(&mut self) -> &mut f64 {
-        &mut self.rate
-    }
-
-    fn each(&self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
-        see("learning_rate", Setting::Number(self.rate, Allowed::NotNegative));
+    fn options(&mut self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
+        see("learning_rate", Setting::Rate(&mut self.rate));
     }
 }
 

@@ -1,9 +1,8 @@
 //! The options of Adafactor.
 
 use hsdp_kernels::adafactor::AdafactorStep;
-use serde_json::Value;
 
-use crate::optimizer::options::{OptimizerOptions, Setting, set_number};
+use crate::optimizer::options::{OptimizerOptions, Setting};
 use crate::options::allowed::Allowed;
 
 /// The parameters of Adafactor. The defaults are those of PyTorch.
@@ -49,30 +48,12 @@ impl AdafactorOptions {
 impl OptimizerOptions for AdafactorOptions {
     const KIND: &'static str = "adafactor";
 
-    fn learning_rate(&mut self) -> &mut f64 {
-        &mut self.learning_rate
-    }
-
-    fn each(&self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
-        let Self { learning_rate, beta2_decay, eps, threshold, weight_decay } = *self;
-        see("learning_rate", Setting::Number(learning_rate, Allowed::NotNegative));
-        see("beta2_decay", Setting::Number(beta2_decay, Allowed::NotPositive));
-        see("eps.0", Setting::Number(eps.0, Allowed::PositiveSquare));
-        see("eps.1", Setting::Number(eps.1, Allowed::NotNegative));
-        see("threshold", Setting::Number(threshold, Allowed::Positive));
-        see("weight_decay", Setting::Number(weight_decay, Allowed::NotNegative));
-    }
-
-    fn set(&mut self, name: &str, saved: &Value) -> bool {
-        let number = match name {
-            "learning_rate" => &mut self.learning_rate,
-            "beta2_decay" => &mut self.beta2_decay,
-            "eps.0" => &mut self.eps.0,
-            "eps.1" => &mut self.eps.1,
-            "threshold" => &mut self.threshold,
-            "weight_decay" => &mut self.weight_decay,
-            _ => return false,
-        };
-        set_number(number, saved)
+    fn options(&mut self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
+        see("learning_rate", Setting::Rate(&mut self.learning_rate));
+        see("beta2_decay", Setting::Number(&mut self.beta2_decay, Allowed::NotPositive));
+        see("eps.0", Setting::Number(&mut self.eps.0, Allowed::PositiveSquare));
+        see("eps.1", Setting::Number(&mut self.eps.1, Allowed::NotNegative));
+        see("threshold", Setting::Number(&mut self.threshold, Allowed::Positive));
+        see("weight_decay", Setting::Number(&mut self.weight_decay, Allowed::NotNegative));
     }
 }
