@@ -98,12 +98,13 @@ pub use model::evaluation::Evaluation;
 pub use model::norms::histograms::{Histogram, Histograms};
 pub use model::norms::moved::MeasuredUpdate;
 pub use model::norms::{ByParameter, Norms};
+#[doc(hidden)]
+pub use optimizer::RuleExchange;
 pub use optimizer::ema::Ema;
 pub use optimizer::{
     Adafactor, AdafactorOptions, AdamW, AdamWOptions, DeviceRun, Grouped, Lion, LionOptions,
-    Momentum, Muon, MuonOptions, Optimizer, OptimizerOptions, RateScale, Rule, Run, RunState,
-    Selected, Setting, Sgd, SgdOptions, UnitRun, UnitState, Update, Updating, Whole,
-    WholeParameters,
+    Momentum, Muon, MuonOptions, Optimizer, RateScale, Rule, Run, RunState, Selected, Setting, Sgd,
+    SgdOptions, Update, Updating, Whole, WholeParameters,
 };
 pub use options::allowed::Allowed;
 pub use options::divide;

@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 
 use crate::error::Error;
 use crate::model::ShardedModel;
-use crate::optimizer::options::{self, OptimizerOptions, rate_of, set_rate};
+use crate::optimizer::options::{self, rate_of, set_rate};
+use crate::optimizer::rule::Rule;
 use crate::options::digest;
 use crate::persist::options::{RATE, SavedOptions};
 
@@ -16,7 +17,7 @@ use crate::persist::options::{RATE, SavedOptions};
 #[derive(Clone, Debug)]
 pub(super) struct Groups<O> {
     /// The kind of optimizer.
-    kind: &'static str,
+    pub(super) kind: &'static str,
     /// The options of parameters that are in no group.
     pub(super) options: O,
     /// The same, as the program gave them when it made the optimizer.
@@ -50,8 +51,8 @@ struct Group<O> {
     names: u64,
 }
 
-impl<O: OptimizerOptions> Groups<O> {
-    pub(super) fn none(model: &ShardedModel, (kind, options): (&'static str, O)) -> Self {
+impl<O: Rule> Groups<O> {
+    pub(super) fn none(model: &ShardedModel, kind: &'static str, options: O) -> Self {
         let plan = Arc::clone(&model.engine.context.plan);
         Self { kind, options, made_with: options, groups: Vec::new(), plan, of: Vec::new() }
     }
@@ -263,7 +264,7 @@ fn schedule(rate: f64, of_group: f64) -> Schedule {
 
 /// Returns the options of a group, and the schedule of its learning rate. If the rate of the
 /// optimizer is 0, `change` gets 1 instead, to see whether it changes the rate.
-fn changed<O: OptimizerOptions>(mut options: O, change: impl FnOnce(O) -> O) -> (O, Schedule) {
+fn changed<O: Rule>(mut options: O, change: impl FnOnce(O) -> O) -> (O, Schedule) {
     let rate = rate_of(&options);
     if rate != 0.0 {
         let of_group = change(options);

@@ -1,12 +1,12 @@
 //! Lion.
 
 use hsdp_kernels::LionStep;
-use hsdp_kernels::cuda::{CudaError, PieceOfStep};
+use hsdp_kernels::cuda::CudaError;
 
 use crate::optimizer::grouped::Grouped;
-use crate::optimizer::options::{OptimizerOptions, Setting};
-use crate::optimizer::rule::{Rule, RunState, UnitRun, UnitState};
-use crate::optimizer::run::Run;
+use crate::optimizer::rule::{Rule, RunState};
+use crate::optimizer::run::{DeviceRun, Run};
+use crate::optimizer::setting::Setting;
 use crate::options::allowed::Allowed;
 
 /// Lion (Chen et al., arXiv 2302.06675) on this rank's shards, with an f32 of state for each element.
@@ -29,8 +29,9 @@ impl Default for LionOptions {
     }
 }
 
-impl OptimizerOptions for LionOptions {
+impl Rule for LionOptions {
     const KIND: &'static str = "lion";
+    const ON_DEVICE: bool = true;
 
     fn options(&mut self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
         see("learning_rate", Setting::Rate(&mut self.learning_rate));
@@ -38,11 +39,6 @@ impl OptimizerOptions for LionOptions {
         see("betas.1", Setting::Number(&mut self.betas.1, Allowed::Fraction));
         see("weight_decay", Setting::Number(&mut self.weight_decay, Allowed::NotNegative));
     }
-}
-
-impl Rule for LionOptions {
-    const COUNTS: bool = false;
-    const ON_DEVICE: bool = true;
 
     fn kinds(&self) -> &'static [&'static str] {
         &["lion_exp_avg"]
@@ -53,14 +49,10 @@ impl Rule for LionOptions {
         hsdp_kernels::lion(&self.of_step(run.clip), run.parameters, run.gradient, momentum);
     }
 
-    fn update_on_device(
-        &self,
-        UnitRun { stream, update, clip }: UnitRun<'_>,
-        pieces: &[PieceOfStep],
-        state: UnitState<'_>,
-    ) -> Result<(), CudaError> {
-        let [momentum] = state.kinds();
-        stream.lion(update, pieces, &self.of_step(clip), momentum)
+    fn update_on_device(&self, run: DeviceRun<'_>, state: RunState<'_>) -> Result<(), CudaError> {
+        let pieces = state.pieces(&run.pieces);
+        let [momentum] = state.on_device();
+        run.stream.lion(run.update, &pieces, &self.of_step(run.clip), momentum)
     }
 }
 

@@ -1,12 +1,12 @@
 //! SGD, with momentum if wanted, as PyTorch computes it.
 
-use hsdp_kernels::cuda::{CudaError, PieceOfStep};
+use hsdp_kernels::cuda::CudaError;
 use hsdp_kernels::{MomentumKind, SgdStep};
 
 use crate::optimizer::grouped::Grouped;
-use crate::optimizer::options::{MOMENTUM_KINDS, OptimizerOptions, Setting, choice};
-use crate::optimizer::rule::{Rule, RunState, UnitRun, UnitState};
-use crate::optimizer::run::Run;
+use crate::optimizer::rule::{Rule, RunState};
+use crate::optimizer::run::{DeviceRun, Run};
+use crate::optimizer::setting::{MOMENTUM_KINDS, Setting, choice};
 use crate::options::allowed::Allowed;
 
 /// SGD on this rank's shards. With momentum it keeps an f32 for each element, without it nothing.
@@ -52,8 +52,9 @@ impl Default for SgdOptions {
     }
 }
 
-impl OptimizerOptions for SgdOptions {
+impl Rule for SgdOptions {
     const KIND: &'static str = "sgd";
+    const ON_DEVICE: bool = true;
 
     fn options(&mut self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
         let SgdStep { mut momentum, mut kind, .. } = self.of_step(1.0);
@@ -66,11 +67,6 @@ impl OptimizerOptions for SgdOptions {
             self.momentum = Momentum::of(kind, momentum);
         }
     }
-}
-
-impl Rule for SgdOptions {
-    const COUNTS: bool = false;
-    const ON_DEVICE: bool = true;
 
     fn kinds(&self) -> &'static [&'static str] {
         if self.momentum == Momentum::Off { &[] } else { &["momentum_buffer"] }
@@ -81,13 +77,9 @@ impl Rule for SgdOptions {
         hsdp_kernels::sgd(&step, run.parameters, run.gradient, state.only());
     }
 
-    fn update_on_device(
-        &self,
-        UnitRun { stream, update, clip }: UnitRun<'_>,
-        pieces: &[PieceOfStep],
-        state: UnitState<'_>,
-    ) -> Result<(), CudaError> {
-        stream.sgd(update, pieces, &self.of_step(clip), state.only())
+    fn update_on_device(&self, run: DeviceRun<'_>, state: RunState<'_>) -> Result<(), CudaError> {
+        let pieces = state.pieces(&run.pieces);
+        run.stream.sgd(run.update, &pieces, &self.of_step(run.clip), state.only_on_device())
     }
 }
 

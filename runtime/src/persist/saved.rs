@@ -142,16 +142,3 @@ impl SavedState<'_> {
         Ok(self.generation.read(&name, start as u64, into)?)
     }
 }
-
-/// State of optimizers, from which an optimizer reads its own.
-pub(crate) trait Source {
-    /// Reads elements of a tensor of state, from the `start`-th on, until `into` is full. Leaves
-    /// `into` as it is if the source has no such state.
-    fn read(&self, of: (&str, ParamId), start: usize, into: &mut [f32]) -> Result<(), Problem>;
-}
-
-impl Source for SavedState<'_> {
-    fn read(&self, of: (&str, ParamId), start: usize, into: &mut [f32]) -> Result<(), Problem> {
-        self.read(of, start, into)
-    }
-}

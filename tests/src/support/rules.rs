@@ -1,6 +1,6 @@
 //! Rules of optimizers that hsdp does not have.
 
-use hsdp::{OptimizerOptions, Rule, Run, RunState, Setting};
+use hsdp::{Rule, Run, RunState, Setting};
 
 /// Moves each element by the sign of its gradient.
 #[derive(Clone, Copy, Debug)]
@@ -11,21 +11,12 @@ pub struct Signs {
     pub mark: f64,
 }
 
-impl OptimizerOptions for Signs {
+impl Rule for Signs {
     const KIND: &'static str = "signs";
 
     fn options(&mut self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
         see("rate", Setting::Rate(&mut self.rate));
         see("mark", Setting::Choice(&self.mark, &mut |_| false));
-    }
-}
-
-impl Rule for Signs {
-    const COUNTS: bool = false;
-    const ON_DEVICE: bool = false;
-
-    fn kinds(&self) -> &'static [&'static str] {
-        &[]
     }
 
     fn update(&self, _: u64, run: Run<'_>, _: RunState<'_>) {

@@ -3,7 +3,7 @@
 use hsdp::checkpoint::Checkpointed;
 use hsdp::{
     Accumulation, DType, DynamicScale, Grouped, LossScaling, ModelOptions, Momentum, Objective,
-    Optimizer, OptimizerOptions, Precision, Rule, Run, RunState, Setting, Sgd, SgdOptions,
+    Optimizer, Precision, Rule, Run, RunState, Setting, Sgd, SgdOptions,
 };
 use hsdp_tests::support::worlds::{mesh, on_ranks};
 
@@ -59,20 +59,12 @@ struct Falling {
     rate: f64,
 }
 
-impl OptimizerOptions for Falling {
+impl Rule for Falling {
     const KIND: &'static str = "falling";
+    const COUNTS: bool = true;
 
     fn options(&mut self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
         see("learning_rate", Setting::Rate(&mut self.rate));
-    }
-}
-
-impl Rule for Falling {
-    const COUNTS: bool = true;
-    const ON_DEVICE: bool = false;
-
-    fn kinds(&self) -> &'static [&'static str] {
-        &[]
     }
 
     fn update(&self, number: u64, run: Run<'_>, _: RunState<'_>) {

@@ -1,10 +1,7 @@
 //! The options of Muon.
 
-use hsdp_kernels::{MatrixDType, MomentumKind, MuonStep, NewtonSchulz};
+use hsdp_kernels::{MomentumKind, MuonStep, NewtonSchulz};
 use hsdp_sharding::WholeMatrix;
-
-use crate::optimizer::options::{MOMENTUM_KINDS, OptimizerOptions, Setting, choice};
-use crate::options::allowed::Allowed;
 
 /// The parameters of Muon. The defaults are those of PyTorch, but for the dtype of the iterations, which is bf16 there and f32 here.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -59,7 +56,7 @@ impl Default for MuonOptions {
 }
 
 impl MuonOptions {
-    /// An update of elements of a matrix.
+    /// Returns an update of elements of a matrix.
     pub(super) fn of_step(&self, matrix: &WholeMatrix, clip: f32) -> MuonStep {
         MuonStep {
             rate: self.learning_rate * self.rate_scale.of(matrix),
@@ -71,22 +68,5 @@ impl MuonOptions {
     }
 }
 
-impl OptimizerOptions for MuonOptions {
-    const KIND: &'static str = "muon";
-
-    fn options(&mut self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
-        let NewtonSchulz { steps, coefficients: [a, b, c], eps, dtype } = &mut self.newton_schulz;
-        see("learning_rate", Setting::Rate(&mut self.learning_rate));
-        see("momentum", Setting::Number(&mut self.momentum, Allowed::Fraction));
-        choice(see, "momentum_kind", &mut self.momentum_kind, &MOMENTUM_KINDS);
-        see("weight_decay", Setting::Number(&mut self.weight_decay, Allowed::NotNegative));
-        see("newton_schulz.steps", Setting::Count(steps));
-        see("newton_schulz.coefficients.0", Setting::Number(a, Allowed::Finite));
-        see("newton_schulz.coefficients.1", Setting::Number(b, Allowed::Finite));
-        see("newton_schulz.coefficients.2", Setting::Number(c, Allowed::Finite));
-        see("newton_schulz.eps", Setting::Number(eps, Allowed::Positive));
-        choice(see, "newton_schulz.dtype", dtype, &[MatrixDType::F32, MatrixDType::BF16]);
-        let scales = [RateScale::Original, RateScale::MatchRmsAdamW];
-        choice(see, "rate_scale", &mut self.rate_scale, &scales);
-    }
-}
+/// The contract between Muon and its state, in a panic that cannot be.
+pub(super) const EXCHANGES: &str = "Muon has matrices";
