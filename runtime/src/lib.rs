@@ -98,12 +98,13 @@ pub use model::evaluation::Evaluation;
 pub use model::gradients::Norm;
 pub use model::norms::{ByParameter, Norms};
 pub use model::norms::{Histogram, Histograms};
+#[doc(hidden)]
+pub use optimizer::RuleExchange;
 pub use optimizer::ema::Ema;
 pub use optimizer::{
     Adafactor, AdafactorOptions, AdamW, AdamWOptions, DeviceRun, Grouped, Lion, LionOptions,
-    Momentum, Muon, MuonOptions, Optimizer, OptimizerOptions, RateScale, Rule, Run, RunState,
-    Selected, Setting, Sgd, SgdOptions, UnitRun, UnitState, Update, Updating, Whole,
-    WholeParameters,
+    Momentum, Muon, MuonOptions, Optimizer, RateScale, Rule, Run, RunState, Selected, Setting, Sgd,
+    SgdOptions, Update, Updating, Whole, WholeParameters,
 };
 pub use options::allowed::{Allowed, LearningRate};
 pub use options::divide;

@@ -2,13 +2,12 @@
 //!
 //! In reading order: `run` (the elements that are updated at once), `assignment` (the optimizer of
 //! each parameter), `updating` (an update, as optimizers see it), `interface` (the trait of
-//! optimizers); `pieces`, `pass` (one pass over all shards, on the host), `device` (that on a
-//! device), `update` (the whole of an update), `closure` (updates that a program writes down);
-//! `places`, `covered`, `state` and `held` (the state of an optimizer), `average` (of the
-//! parameters), `ema`; `options`, `groups` (options by parameter), `method` (a kind of optimizer),
-//! `grouped` (the frame of all kinds with groups), `rule`, `elementwise` (optimizers that update
-//! each element from its own state), `adamw`, `sgd`, `lion`; `eight_bit` (`AdamW` with small state),
-//! `adafactor`; `whole` (updates of whole matrices), `muon`.
+//! optimizers); `pieces`, `pass` (one pass over all shards), `update` (the whole of an update),
+//! `closure` (updates that a program writes down); `covered` (the parameters of an optimizer, and
+//! the places of their state), `exchange` and `owner_workspace` (of matrices, with their owners),
+//! `state`, `average` (of the parameters), `ema`; `setting`, `rule` (the options and the update of a
+//! kind of optimizer), `options`, `groups` (options by parameter), `grouped` (the frame of all
+//! rules), `adamw`, `sgd`, `lion`, `adafactor`, `muon`; `whole` (updates of whole parameters).
 
 mod adafactor;
 mod adamw;
@@ -16,23 +15,22 @@ mod assignment;
 mod average;
 mod closure;
 mod covered;
-mod eight_bit;
-mod elementwise;
 pub(crate) mod ema;
+mod exchange;
 mod grouped;
 mod groups;
-mod held;
 mod interface;
 mod lion;
-mod method;
 mod muon;
 mod options;
+mod owner_workspace;
 mod pass;
 mod pieces;
-mod places;
 mod rule;
 mod run;
+mod setting;
 mod sgd;
+mod state;
 mod update;
 mod updating;
 mod whole;
@@ -43,9 +41,11 @@ pub use grouped::Grouped;
 pub use interface::{Optimizer, Selected, Update};
 pub use lion::{Lion, LionOptions};
 pub use muon::{Muon, MuonOptions, RateScale};
-pub use options::{OptimizerOptions, Setting};
-pub use rule::{Rule, RunState, UnitRun, UnitState};
+#[doc(hidden)]
+pub use rule::RuleExchange;
+pub use rule::{Rule, RunState};
 pub use run::{DeviceRun, Run};
+pub use setting::Setting;
 pub use sgd::{Momentum, Sgd, SgdOptions};
 pub use updating::Updating;
 pub use whole::{Whole, WholeParameters};

@@ -1,146 +1,233 @@
 //! Adafactor: a second moment that is factored along the rows and the columns of a matrix.
 
-mod moments;
-mod options;
-
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use hsdp_comm::Reduction;
 use hsdp_kernels::adafactor::{
-    AdafactorStep, MatrixRun, ParameterSums, Variance, adafactor, add_squares, average_squares,
-    squared_update,
+    AdafactorStep, Factored, MatrixRun, ParameterSums, adafactor, add_squares, average_squares,
+    average_sums, squared_update,
 };
+use hsdp_kernels::memory::{self, Category};
 use hsdp_kernels::squared_norm;
-use hsdp_sharding::{Param, ParamId};
+use hsdp_sharding::{Param, ParamId, UnitId};
 
-use self::moments::{Factors, Sizes, Sums};
-pub use self::options::AdafactorOptions;
 use crate::error::Error;
-use crate::model::ShardedModel;
 use crate::optimizer::covered::Covered;
 use crate::optimizer::grouped::Grouped;
-use crate::optimizer::groups::Groups;
-use crate::optimizer::held::{Held, Kinds, tensors_of};
-use crate::optimizer::method::{Kept, Method, Traits, Updates};
-use crate::optimizer::options::OptimizerOptions as _;
+use crate::optimizer::rule::{Rule, RuleExchange, RunState};
 use crate::optimizer::run::Run;
+use crate::optimizer::setting::Setting;
+use crate::optimizer::state::OptimizerState;
 use crate::optimizer::updating::Updating;
+use crate::options::allowed::Allowed;
 use crate::persist::checkpointed::{Spread, StateTensor};
-use crate::persist::problem::Problem;
-use crate::persist::saved::StateSource;
-use crate::state::context::{Context, ErrorSite};
+use crate::state::store::zeros_in;
 
 /// Adafactor (Shazeer and Stern, arXiv 1804.04235), as PyTorch computes it.
 ///
-/// Each rank of a shard group keeps an f32 for each row and each column of the last two dims of a parameter, and for parameters of fewer
-/// dims an f32 for each element of its shard. An update has two all-reduces over the shard group: of the sums of squares by row and by
-/// column, and of the squares of the update. Each adds up f64.
+/// Each rank of a shard group keeps an f32 for each row and each column of the last two dims of a
+/// parameter, and for parameters of fewer dims an f32 for each element of its shard. An update has
+/// two all-reduces over the shard group: of the sums of squares by row and by column, and of the
+/// squares of the update. Each adds up f64. The model is updated on the host.
 pub type Adafactor = Grouped<AdafactorOptions>;
 
-impl Adafactor {
-    /// An optimizer for this rank's shards of a model on the host.
-    #[must_use]
-    pub fn new(model: &ShardedModel, options: AdafactorOptions) -> Self {
-        Self::of(model, &Factorization, options)
+/// The parameters of Adafactor. The defaults are those of PyTorch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdafactorOptions {
+    /// The largest relative size of a step, and the rate of the weight decay.
+    pub learning_rate: f64,
+    /// The power of the step's number that is the weight of new squares, at most 0.
+    pub beta2_decay: f64,
+    /// The least root of a variance, and the least root mean square of a parameter that counts.
+    pub eps: (f64, f64),
+    /// The root mean square from which an update is scaled down: PyTorch's `d`.
+    pub threshold: f64,
+    /// Before the update, the parameters shrink by learning rate x weight decay.
+    pub weight_decay: f64,
+}
+
+impl Default for AdafactorOptions {
+    fn default() -> Self {
+        let eps = (f64::from(f32::EPSILON), 1e-3);
+        Self { learning_rate: 1e-2, beta2_decay: -0.8, eps, threshold: 1.0, weight_decay: 0.0 }
     }
 }
 
-/// The method of Adafactor.
-#[derive(Debug)]
-struct Factorization;
-
-/// The second moments of Adafactor.
-#[derive(Debug)]
-struct FactoredMoments {
-    /// All parameters that this optimizer updates.
-    covered: Covered,
-    factors: BTreeMap<ParamId, Factors>,
-    /// The second moment of each element of parameters of fewer than two dims.
-    each: Held,
-    staged: Staged,
+impl AdafactorOptions {
+    /// An update, the `step`-th of its parameter.
+    fn of_step(&self, step: u64, clip: f32) -> AdafactorStep {
+        let Self { learning_rate, beta2_decay, eps, threshold, weight_decay } = *self;
+        let (epsilon1, epsilon2) = eps;
+        AdafactorStep {
+            learning_rate,
+            beta2_decay,
+            epsilon1,
+            epsilon2,
+            threshold,
+            weight_decay,
+            step,
+            clip,
+        }
+    }
 }
 
-/// The results of the exchanges of a step, until they are applied.
-#[derive(Debug, Default)]
-struct Staged {
-    factors: BTreeMap<ParamId, Factors>,
-    sums: BTreeMap<ParamId, ParameterSums>,
-}
-
-const ROWS: &str = "row_var";
-const COLUMNS: &str = "col_var";
-const EACH: &str = "variance";
+/// The kinds of state: of the rows and of the columns of parameters of at least two dims, and of each
+/// element of other parameters.
+const KINDS: &[&str] = &["row_var", "col_var", "variance"];
+const ROWS: usize = 0;
+const COLUMNS: usize = 1;
+const EACH: usize = 2;
 
 /// The elements that are read at a time.
 const BLOCK: usize = 4096;
 
-impl FactoredMoments {
-    /// The sums of the squares of each parameter's elements, and of its gradient by row and by column.
-    fn squares(&self, updating: &Updating<'_>) -> Result<Sums, Error> {
-        let len = |id| {
-            self.factors.get(&id).map_or(1, |it| 1 + it.sizes.all_rows() + it.sizes.all_columns())
-        };
-        let mut sums = Sums::zeros(updating, self.covered.parameters(), len)?;
-        each_block(updating, |parameter, block| {
-            let [own, factored @ ..] = sums.of_mut(parameter) else { unreachable!("at least one") };
-            *own += squared_norm(block.parameters);
-            if let Some(Factors { sizes, .. }) = self.factors.get(&parameter) {
-                let (rows, columns) = factored.split_at_mut(sizes.all_rows());
-                let Sizes { rows: in_matrix, columns: width, .. } = *sizes;
-                let run = MatrixRun { start: block.start, rows: in_matrix, columns: width };
-                add_squares(run, block.gradient, updating.clip(), [rows, columns]);
-            }
-            Ok(())
-        })?;
-        self.all_reduced(updating, sums)
+impl Rule for AdafactorOptions {
+    const KIND: &'static str = "adafactor";
+    const COUNTS: bool = true;
+    const COLLECTIVE: bool = true;
+
+    fn options(&mut self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
+        see("learning_rate", Setting::Rate(&mut self.learning_rate));
+        see("beta2_decay", Setting::Number(&mut self.beta2_decay, Allowed::NotPositive));
+        see("eps.0", Setting::Number(&mut self.eps.0, Allowed::PositiveSquare));
+        see("eps.1", Setting::Number(&mut self.eps.1, Allowed::NotNegative));
+        see("threshold", Setting::Number(&mut self.threshold, Allowed::Positive));
+        see("weight_decay", Setting::Number(&mut self.weight_decay, Allowed::NotNegative));
+    }
+    fn kinds(&self) -> &'static [&'static str] {
+        KINDS
     }
 
-    /// The sums of the squares of each parameter's update.
-    fn squared_updates(
-        &self,
-        updating: &Updating<'_>,
-        next: impl Fn(ParamId) -> AdafactorStep,
-        factors: &BTreeMap<ParamId, Factors>,
-    ) -> Result<Sums, Error> {
-        let mut sums = Sums::zeros(updating, self.covered.parameters(), |_| 1)?;
-        each_block(updating, |parameter, block| {
-            let step = next(parameter);
-            let sum = match factors.get(&parameter) {
-                Some(factors) => {
-                    let estimate = factors.estimate(&step);
-                    squared_update(&step, block.gradient, estimate.from(block.start))
-                }
-                None => {
-                    let range = block.start..block.start + block.gradient.len();
-                    let state = self.each.elements(updating.context, (EACH, parameter), range)?;
-                    let mut moments = state.expect("it has no factors").into_owned();
-                    average_squares(&step, &mut moments, block.gradient);
-                    squared_update(&step, block.gradient, step.each(&moments))
-                }
-            };
-            sums.of_mut(parameter)[0] += sum;
-            Ok(())
-        })?;
-        self.all_reduced(updating, sums)
+    fn tensors(&self, parameter: ParamId, param: &Param) -> Vec<StateTensor> {
+        let tensor = |kind, spread| StateTensor { kind: KINDS[kind], parameter, spread };
+        match LastTwoDims::of(param) {
+            None => vec![tensor(EACH, Spread::Elements)],
+            Some(dims) => vec![
+                tensor(ROWS, Spread::Whole(dims.all_rows())),
+                tensor(COLUMNS, Spread::Whole(dims.all_columns())),
+            ],
+        }
+    }
+
+    fn exchange(
+        RuleExchange { options, state, updating }: RuleExchange<'_, Self>,
+    ) -> Result<(), Error> {
+        let step_of =
+            |id: ParamId| options(id).of_step(state.covered.count(id) + 1, updating.clip());
+        let squares = squares(state, updating)?;
+        let next = next_factors(state, updating, &squares, step_of)?;
+        let updates = squared_updates(state, updating, &next, step_of)?;
+        let of_parameter = |id: ParamId| ParameterSums {
+            elements: updating.plan().spec()[id].numel(),
+            squares: squares.of(id)[0],
+            squared_update: updates.of(id)[0],
+        };
+        let sums = squares.parameters().map(|id| (id, of_parameter(id))).collect();
+        state.staged.next = next;
+        state.staged.sums = sums;
+        Ok(())
+    }
+
+    fn update(&self, number: u64, run: Run<'_>, RunState { state, spec, .. }: RunState<'_>) {
+        let Run { unit, piece, parameters, gradient, clip } = run;
+        let parameter = ParamId { unit, index: piece.param };
+        let step = self.of_step(number, clip);
+        let sums = &state.staged.sums[&parameter];
+        if let Some(dims) = LastTwoDims::of(&spec[parameter]) {
+            let [rows, columns] = [ROWS, COLUMNS].map(|kind| state.kinds[kind].whole(parameter));
+            let estimate = dims.estimate(&step, rows, columns);
+            return adafactor(
+                &step,
+                sums,
+                parameters,
+                (gradient, estimate.from(piece.param_start)),
+            );
+        }
+        let moments = state.kinds[EACH].of_run_mut(unit, &piece);
+        average_squares(&step, moments, gradient);
+        adafactor(&step, sums, parameters, (gradient, step.each(moments)));
     }
 }
 
-impl FactoredMoments {
-    /// Adds sums up over the shard group.
-    fn all_reduced(&self, updating: &Updating<'_>, mut sums: Sums) -> Result<Sums, Error> {
-        let context = updating.context;
-        let first = self.covered.parameters().next();
-        let tag = context.tag_of_update(first, updating.gradients.step);
-        let values = std::mem::take(&mut sums.values);
-        sums.values = context.reduce.all_reduce(tag, Reduction::Sum, values)?.wait()?;
-        Ok(sums)
+/// The moments of rows and columns after an update, by kind and parameter.
+type NextFactors = BTreeMap<(usize, ParamId), Vec<f32>>;
+
+/// Sums the squares of each parameter's elements, and of its gradient by row and by column.
+fn squares(state: &OptimizerState, updating: &Updating<'_>) -> Result<SquareSums, Error> {
+    let spec = updating.plan().spec();
+    let factored = |dims: LastTwoDims| dims.all_rows() + dims.all_columns();
+    let len = |id| 1 + LastTwoDims::of(&spec[id]).map_or(0, factored);
+    let mut sums = SquareSums::zeros(updating, state.covered.parameters(), len)?;
+    each_block(updating, |parameter, block| {
+        let [own, factored @ ..] = sums.of_mut(parameter) else { unreachable!("at least one") };
+        *own += squared_norm(block.parameters);
+        if let Some(dims) = LastTwoDims::of(&spec[parameter]) {
+            let (rows, columns) = factored.split_at_mut(dims.all_rows());
+            let run = MatrixRun { start: block.start, rows: dims.rows, columns: dims.columns };
+            add_squares(run, block.gradient, updating.clip(), [rows, columns]);
+        }
+        Ok(())
+    })?;
+    sums.all_reduced(&state.covered, updating)
+}
+
+/// Computes the moments of rows and columns after the update.
+fn next_factors(
+    state: &OptimizerState,
+    updating: &Updating<'_>,
+    squares: &SquareSums,
+    step_of: impl Fn(ParamId) -> AdafactorStep,
+) -> Result<NextFactors, Error> {
+    let mut next = NextFactors::new();
+    for id in squares.parameters() {
+        let Some(dims) = LastTwoDims::of(&updating.plan().spec()[id]) else { continue };
+        let (rows, columns) = squares.of(id)[1..].split_at(dims.all_rows());
+        for (kind, sums, count) in [(ROWS, rows, dims.columns), (COLUMNS, columns, dims.rows)] {
+            let now = state.kinds[kind].whole(id);
+            let moved = zeros_in(Category::Update, now.len());
+            let mut moved = moved.map_err(|error| updating.site().memory(id.unit, error))?;
+            moved.copy_from_slice(now);
+            average_sums(&step_of(id), &mut moved, sums, count);
+            next.insert((kind, id), moved);
+        }
     }
+    Ok(next)
+}
+
+/// Sums the squares of each parameter's update.
+fn squared_updates(
+    state: &OptimizerState,
+    updating: &Updating<'_>,
+    next: &NextFactors,
+    step_of: impl Fn(ParamId) -> AdafactorStep,
+) -> Result<SquareSums, Error> {
+    let spec = updating.plan().spec();
+    let mut sums = SquareSums::zeros(updating, state.covered.parameters(), |_| 1)?;
+    each_block(updating, |parameter, block| {
+        let step = step_of(parameter);
+        let sum = match LastTwoDims::of(&spec[parameter]) {
+            Some(dims) => {
+                let [rows, columns] = [ROWS, COLUMNS].map(|kind| &*next[&(kind, parameter)]);
+                let estimate = dims.estimate(&step, rows, columns);
+                squared_update(&step, block.gradient, estimate.from(block.start))
+            }
+            None => {
+                let range = block.start..block.start + block.gradient.len();
+                let moments = state.elements(updating.context, KINDS[EACH], parameter, range)?;
+                let mut moments = moments.expect("it has no factors").into_owned();
+                average_squares(&step, &mut moments, block.gradient);
+                squared_update(&step, block.gradient, step.each(&moments))
+            }
+        };
+        sums.of_mut(parameter)[0] += sum;
+        Ok(())
+    })?;
+    sums.all_reduced(&state.covered, updating)
 }
 
 /// Consecutive elements of a parameter in this rank's shard.
-struct Block<'a> {
+struct AdafactorBlock<'a> {
     /// The first element, in the parameter.
     start: usize,
     parameters: &'a [f32],
@@ -150,7 +237,7 @@ struct Block<'a> {
 /// Reads all elements that an optimizer updates on this rank, block by block.
 fn each_block(
     updating: &Updating<'_>,
-    mut act: impl FnMut(ParamId, Block<'_>) -> Result<(), Error>,
+    mut act: impl FnMut(ParamId, AdafactorBlock<'_>) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let (mut parameters, mut gradient) = ([0.0; BLOCK], [0.0; BLOCK]);
     for (unit, piece) in updating.pieces() {
@@ -161,129 +248,101 @@ fn each_block(
             let parameter = ParamId { unit, index: piece.param };
             updating.gradient(parameter, range, &mut gradient[..len])?;
             let (parameters, gradient) = (&parameters[..len], &gradient[..len]);
-            let block = Block { start: piece.param_start + at, parameters, gradient };
+            let block = AdafactorBlock { start: piece.param_start + at, parameters, gradient };
             act(parameter, block)?;
         }
     }
     Ok(())
 }
 
-impl Kept for FactoredMoments {
-    fn covered(&self) -> &Covered {
-        &self.covered
+/// The sizes of a parameter as a stack of matrices, its last two dims.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct LastTwoDims {
+    count: usize,
+    rows: usize,
+    columns: usize,
+}
+
+impl LastTwoDims {
+    /// Returns the sizes of a parameter of at least two dims. `None` for another one.
+    fn of(param: &Param) -> Option<Self> {
+        let [before @ .., rows, columns] = &param.shape[..] else { return None };
+        Some(Self { count: before.iter().product(), rows: *rows, columns: *columns })
     }
 
-    fn covered_mut(&mut self) -> &mut Covered {
-        &mut self.covered
+    /// Returns the rows of all matrices.
+    fn all_rows(self) -> usize {
+        self.count * self.rows
     }
 
-    fn elements<'a>(
-        &'a self,
-        context: &Context,
-        (kind, parameter): (&str, ParamId),
-        range: Range<usize>,
-    ) -> Result<Option<Cow<'a, [f32]>>, Error> {
-        let factors = self.factors.get(&parameter).map(|it| &it.moments);
-        match (factors, kind) {
-            (Some([rows, _]), ROWS) => Ok(Some(Cow::Borrowed(&rows[range]))),
-            (Some([_, columns]), COLUMNS) => Ok(Some(Cow::Borrowed(&columns[range]))),
-            _ => self.each.elements(context, (kind, parameter), range),
-        }
+    /// Returns the columns of all matrices.
+    fn all_columns(self) -> usize {
+        self.count * self.columns
     }
 
-    fn read(&mut self, context: &Context, saved: &dyn StateSource) -> Result<(), Problem> {
-        self.each.read(context, saved)?;
-        self.factors.iter_mut().try_for_each(|(id, factors)| {
-            let [rows, columns] = &mut factors.moments;
-            saved.read((ROWS, *id), 0, rows)?;
-            saved.read((COLUMNS, *id), 0, columns)
-        })
+    /// Returns the estimate of variances from the moments of all rows and of all columns.
+    fn estimate<'a>(
+        self,
+        step: &AdafactorStep,
+        rows: &'a [f32],
+        columns: &'a [f32],
+    ) -> Factored<'a> {
+        Factored::new(step, [rows, columns], (self.rows, self.columns))
     }
 }
 
-impl Method<AdafactorOptions> for Factorization {
-    fn kind(&self) -> &'static str {
-        AdafactorOptions::KIND
-    }
+/// SquareSums of all parameters that an optimizer updates, one after the other, in f64.
+#[derive(Debug, Default)]
+struct SquareSums {
+    /// By parameter: the place of its sums.
+    places: BTreeMap<ParamId, Range<usize>>,
+    values: Vec<f64>,
+}
 
-    fn traits(&self) -> Traits {
-        Traits { counts: true, is_collective: true, on_device: false }
-    }
-
-    fn kinds(&self, _: &AdafactorOptions) -> Kinds {
-        &[ROWS, COLUMNS, EACH]
-    }
-
-    fn tensors(&self, _: &AdafactorOptions, parameter: ParamId, param: &Param) -> Vec<StateTensor> {
-        let Some(sizes) = Sizes::of(param) else { return tensors_of(&[EACH], parameter) };
-        let tensor = |kind, len| StateTensor { kind, parameter, spread: Spread::Whole(len) };
-        vec![tensor(ROWS, sizes.all_rows()), tensor(COLUMNS, sizes.all_columns())]
-    }
-
+impl SquareSums {
+    /// Zeros: `len` of them for each parameter that is updated now.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
     fn zeros(
-        &self,
-        _: &Groups<AdafactorOptions>,
-        site: ErrorSite<'_>,
-        has: &dyn Fn(ParamId) -> bool,
-    ) -> Result<Box<dyn Updates<AdafactorOptions>>, Error> {
-        let factors = Factors::of_all(site, has)?;
-        let each = |id| has(id) && !factors.contains_key(&id);
-        let each = Held::zeros(site, &[EACH], each)?;
-        let covered = Covered::of(site.context, has);
-        Ok(Box::new(FactoredMoments { covered, factors, each, staged: Staged::default() }))
-    }
-}
-
-impl Updates<AdafactorOptions> for FactoredMoments {
-    fn prepare(
-        &mut self,
-        groups: &Groups<AdafactorOptions>,
         updating: &Updating<'_>,
-    ) -> Result<(), Error> {
-        let next = |id: ParamId| {
-            groups.of(id.unit, id.index).of_step(self.covered.count(id) + 1, updating.clip())
+        parameters: impl Iterator<Item = ParamId>,
+        len: impl Fn(ParamId) -> usize,
+    ) -> Result<Self, Error> {
+        let mut sums = Self::default();
+        let mut at = 0;
+        for parameter in parameters.filter(|parameter| updating.updates(*parameter)) {
+            let end = at + len(parameter);
+            sums.places.insert(parameter, at..end);
+            at = end;
+        }
+        let zeros = {
+            let _update = memory::scope(Category::Update);
+            hsdp_kernels::zeros(at)
         };
-        let squares = self.squares(updating)?;
-        let moved = |(id, factors): (&ParamId, &Factors)| {
-            let [_, factored @ ..] = squares.of(*id) else { unreachable!("at least one") };
-            let (rows, columns) = factored.split_at(factors.sizes.all_rows());
-            let moved = factors.moved(&next(*id), [rows, columns]);
-            Ok((*id, moved.map_err(|error| updating.site().memory(id.unit, error))?))
-        };
-        let now = self.factors.iter().filter(|(id, _)| updating.updates(**id));
-        let factors = now.map(moved).collect::<Result<BTreeMap<_, _>, Error>>()?;
-        let updates = self.squared_updates(updating, next, &factors)?;
-        let of_parameter = |id: ParamId| ParameterSums {
-            elements: updating.plan().spec()[id].numel(),
-            squares: squares.of(id)[0],
-            squared_update: updates.of(id)[0],
-        };
-        let sums = squares.parameters().map(|id| (id, of_parameter(id))).collect();
-        self.staged = Staged { factors, sums };
-        Ok(())
+        let first = sums.parameters().next().map_or(UnitId::new(0), |first| first.unit);
+        sums.values = zeros.map_err(|error| updating.site().memory(first, error))?;
+        Ok(sums)
     }
 
-    fn begin(&mut self, _: &Updating<'_>) {
-        for (id, moved) in std::mem::take(&mut self.staged.factors) {
-            let factors = self.factors.get_mut(&id).expect("it has moved from there");
-            let moments = factors.moments.iter_mut().zip(&moved.moments);
-            moments.for_each(|(into, moved)| into.copy_from_slice(moved));
-        }
+    fn of(&self, parameter: ParamId) -> &[f64] {
+        &self.values[self.places[&parameter].clone()]
     }
 
-    fn update(&mut self, groups: &Groups<AdafactorOptions>, run: Run<'_>) {
-        let Run { unit, piece, parameters, gradient, clip } = run;
-        let parameter = ParamId { unit, index: piece.param };
-        let step = groups.of(unit, piece.param).of_step(self.covered.count(parameter), clip);
-        let sums = &self.staged.sums[&parameter];
-        if let Some(factors) = self.factors.get(&parameter) {
-            let estimate = factors.estimate(&step);
-            let variance = estimate.from(piece.param_start);
-            return adafactor(&step, sums, parameters, (gradient, variance));
-        }
-        let moments = self.each.host(unit, &piece);
-        average_squares(&step, moments, gradient);
-        let variance: Variance<'_> = step.each(moments);
-        adafactor(&step, sums, parameters, (gradient, variance));
+    fn of_mut(&mut self, parameter: ParamId) -> &mut [f64] {
+        &mut self.values[self.places[&parameter].clone()]
+    }
+
+    fn parameters(&self) -> impl Iterator<Item = ParamId> {
+        self.places.keys().copied()
+    }
+
+    /// Adds the sums up over the shard group.
+    fn all_reduced(mut self, covered: &Covered, updating: &Updating<'_>) -> Result<Self, Error> {
+        let context = updating.context;
+        let tag = context.tag_of_update(covered.parameters().next(), updating.gradients.step);
+        let values = std::mem::take(&mut self.values);
+        self.values = context.reduce.all_reduce(tag, Reduction::Sum, values)?.wait()?;
+        Ok(self)
     }
 }

@@ -1,17 +1,35 @@
 //! AdamW, as PyTorch computes it.
 
 use hsdp_kernels::AdamWStep;
-use hsdp_kernels::cuda::{CudaError, PieceOfStep};
-use serde_json::Value;
+use hsdp_kernels::cuda::CudaError;
 
-use crate::optimizer::grouped::Grouped;
-use crate::optimizer::options::{OptimizerOptions, Setting, set_number};
-use crate::optimizer::rule::{Rule, RunState, UnitRun, UnitState};
-use crate::optimizer::run::Run;
+use crate::model::ShardedModel;
+use crate::optimizer::grouped::{Grouped, StateForm};
+use crate::optimizer::rule::{Rule, RunState};
+use crate::optimizer::run::{DeviceRun, Run};
+use crate::optimizer::setting::Setting;
+use crate::optimizer::state::eight_bit;
 use crate::options::allowed::Allowed;
 
 /// AdamW (Loshchilov and Hutter, arXiv 1711.05101) on this rank's shards, with two f32 of state for each element.
 pub type AdamW = Grouped<AdamWOptions>;
+
+impl AdamW {
+    /// AdamW whose moments take 8 bits an element, in blocks of 256 elements with a scale each
+    /// (Dettmers et al., arXiv 2110.02861), for this rank's shards of a model on the host. Its kind
+    /// is `adamw8bit`.
+    ///
+    /// A rank keeps two bytes for each element and two f32 for each block. Parameters declare their
+    /// blocks before the plan is made ([`Param::blocks`](hsdp_sharding::Param::blocks)`(256)`), so
+    /// that shards are cut between blocks, and the bits of an update are the same on any mesh. The
+    /// first update refuses others by name.
+    ///
+    /// A checkpoint has the codes, from 0 to 255, as f32, and the scales.
+    #[must_use]
+    pub fn with_eight_bit_state(model: &ShardedModel, options: AdamWOptions) -> Self {
+        Self::with_form(model, "adamw8bit", StateForm::EightBit, options)
+    }
+}
 
 /// The parameters of AdamW. The defaults are PyTorch's.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,63 +50,42 @@ impl Default for AdamWOptions {
     }
 }
 
-impl OptimizerOptions for AdamWOptions {
-    const KIND: &'static str = "adamw";
-
-    fn learning_rate(&mut self) -> &mut f64 {
-        &mut self.learning_rate
-    }
-
-    fn each(&self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
-        let Self { learning_rate, betas, eps, weight_decay } = *self;
-        see("learning_rate", Setting::Number(learning_rate, Allowed::NotNegative));
-        see("betas.0", Setting::Number(betas.0, Allowed::Fraction));
-        see("betas.1", Setting::Number(betas.1, Allowed::Fraction));
-        see("eps", Setting::Number(eps, Allowed::Positive));
-        see("weight_decay", Setting::Number(weight_decay, Allowed::NotNegative));
-    }
-
-    fn set(&mut self, name: &str, saved: &Value) -> bool {
-        let number = match name {
-            "learning_rate" => &mut self.learning_rate,
-            "betas.0" => &mut self.betas.0,
-            "betas.1" => &mut self.betas.1,
-            "eps" => &mut self.eps,
-            "weight_decay" => &mut self.weight_decay,
-            _ => return false,
-        };
-        set_number(number, saved)
-    }
-}
-
 impl Rule for AdamWOptions {
+    const KIND: &'static str = "adamw";
     const COUNTS: bool = true;
     const ON_DEVICE: bool = true;
+
+    fn options(&mut self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
+        see("learning_rate", Setting::Rate(&mut self.learning_rate));
+        see("betas.0", Setting::Number(&mut self.betas.0, Allowed::Fraction));
+        see("betas.1", Setting::Number(&mut self.betas.1, Allowed::Fraction));
+        see("eps", Setting::Number(&mut self.eps, Allowed::Positive));
+        see("weight_decay", Setting::Number(&mut self.weight_decay, Allowed::NotNegative));
+    }
 
     fn kinds(&self) -> &'static [&'static str] {
         &["exp_avg", "exp_avg_sq"]
     }
 
     fn update(&self, number: u64, run: Run<'_>, state: RunState<'_>) {
-        let [first, second] = state.kinds();
         let step = self.of_step(number, run.clip);
+        if let Some(moments) = eight_bit(&mut state.state.kinds, run.unit, &run.piece) {
+            return hsdp_kernels::adamw_8bit(&step, run.parameters, run.gradient, moments);
+        }
+        let [first, second] = state.kinds();
         hsdp_kernels::adamw(&step, run.parameters, run.gradient, first, second);
     }
 
-    fn update_on_device(
-        &self,
-        UnitRun { stream, update, clip }: UnitRun<'_>,
-        pieces: &[PieceOfStep],
-        state: UnitState<'_>,
-    ) -> Result<(), CudaError> {
-        let [first, second] = state.kinds();
-        stream.adamw(update, pieces, &self.of_step(1, clip), (first, second))
+    fn update_on_device(&self, run: DeviceRun<'_>, state: RunState<'_>) -> Result<(), CudaError> {
+        let pieces = state.pieces(&run.pieces);
+        let [first, second] = state.on_device();
+        run.stream.adamw(run.update, &pieces, &self.of_step(1, run.clip), (first, second))
     }
 }
 
 impl AdamWOptions {
     /// An update, the `step`-th of its parameter.
-    pub(super) fn of_step(&self, step: u64, clip: f32) -> AdamWStep {
+    fn of_step(&self, step: u64, clip: f32) -> AdamWStep {
         AdamWStep {
             learning_rate: self.learning_rate,
             beta1: self.betas.0,

@@ -31,7 +31,7 @@ impl Average {
 
     /// Zeros, to be filled.
     fn zeros(site: ErrorSite<'_>, decay: f64) -> Result<Self, Error> {
-        check_number(&Self::KIND, "decay", (decay, Allowed::Fraction))?;
+        check_number(&Self::KIND, "decay", decay, Allowed::Fraction)?;
         check_frozen(site.context)?;
         let layouts = site.context.plan.layouts().iter();
         let lens = layouts.map(|layout| layout.trainable().shard_len);

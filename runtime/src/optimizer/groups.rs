@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 
 use crate::error::Error;
 use crate::model::ShardedModel;
-use crate::optimizer::options::{self, OptimizerOptions};
+use crate::optimizer::options::{self, rate_of, set_rate};
+use crate::optimizer::rule::Rule;
 use crate::options::digest;
 use crate::persist::saved::{RATE, SavedOptions};
 
@@ -16,7 +17,7 @@ use crate::persist::saved::{RATE, SavedOptions};
 #[derive(Clone, Debug)]
 pub(super) struct Groups<O> {
     /// The kind of optimizer.
-    kind: &'static str,
+    pub(super) kind: &'static str,
     /// The options of parameters that are in no group.
     pub(super) options: O,
     /// The same, as the program gave them when it made the optimizer.
@@ -50,8 +51,8 @@ struct Group<O> {
     names: u64,
 }
 
-impl<O: OptimizerOptions> Groups<O> {
-    pub(super) fn none(model: &ShardedModel, (kind, options): (&'static str, O)) -> Self {
+impl<O: Rule> Groups<O> {
+    pub(super) fn none(model: &ShardedModel, kind: &'static str, options: O) -> Self {
         let plan = Arc::clone(&model.engine.context.plan);
         Self { kind, options, made_with: options, groups: Vec::new(), plan, of: Vec::new() }
     }
@@ -135,16 +136,16 @@ impl<O: OptimizerOptions> Groups<O> {
         let (kind, made) = (self.kind, self.groups.len());
         let found = self.groups.get_mut(group);
         let group = found.unwrap_or_else(|| panic!("group {group} of {kind}: it has {made}"));
-        *group.options.learning_rate() = rate;
+        set_rate(&mut group.options, rate);
         group.schedule = Schedule::Own;
     }
 
     /// Sets the learning rate. That of each group keeps its ratio to it.
     pub(super) fn set_learning_rate(&mut self, rate: f64) {
-        *self.options.learning_rate() = rate;
+        set_rate(&mut self.options, rate);
         for group in &mut self.groups {
             if let Schedule::Ratio(ratio) = group.schedule {
-                *group.options.learning_rate() = rate * ratio;
+                set_rate(&mut group.options, rate * ratio);
             }
         }
     }
@@ -220,15 +221,15 @@ impl<O: OptimizerOptions> Groups<O> {
         for (index, group) in self.groups.iter_mut().enumerate() {
             let saved = &now[GROUPS][index];
             let rate = saved_rate(&saved["options"], &format_args!("{kind} group {index}"))?;
-            let follows = *group.options.learning_rate() == rate;
+            let follows = rate_of(&group.options) == rate;
             group.schedule = match (saved.get(RATIO), group.schedule) {
                 (Some(ratio), _) => ratio.as_f64().map_or(Schedule::Own, Schedule::Ratio),
                 // An older format has no ratio, and neither has a group without one.
                 (None, _) if !follows => Schedule::Own,
                 (None, Schedule::Undefined) => Schedule::Undefined,
-                (None, _) => schedule([self.made_with, group.made_with].map(rate_of)),
+                (None, _) => schedule(rate_of(&self.made_with), rate_of(&group.made_with)),
             };
-            *group.options.learning_rate() = rate;
+            set_rate(&mut group.options, rate);
         }
         Ok(())
     }
@@ -241,7 +242,7 @@ impl<O: OptimizerOptions> Groups<O> {
             let of = format_args!("{kind} group {index}");
             options::set(&mut group.made_with, &made_with[GROUPS][index]["options"], &of)?;
             options::set(&mut group.options, &now[GROUPS][index]["options"], &of)?;
-            group.schedule = schedule([self.made_with, group.made_with].map(rate_of));
+            group.schedule = schedule(rate_of(&self.made_with), rate_of(&group.made_with));
         }
         self.take_rates(now)
     }
@@ -252,12 +253,8 @@ impl<O: OptimizerOptions> Groups<O> {
 const GROUPS: &str = "groups";
 const RATIO: &str = "ratio";
 
-fn rate_of<O: OptimizerOptions>(mut options: O) -> f64 {
-    *options.learning_rate()
-}
-
 /// Returns the schedule of a group that an optimizer of one rate made with the other.
-fn schedule([rate, of_group]: [f64; 2]) -> Schedule {
+fn schedule(rate: f64, of_group: f64) -> Schedule {
     match rate == 0.0 {
         false => Schedule::Ratio(of_group / rate),
         true if of_group == 0.0 => Schedule::Ratio(1.0),
@@ -265,17 +262,18 @@ fn schedule([rate, of_group]: [f64; 2]) -> Schedule {
     }
 }
 
-/// The options of a group, and the schedule of its learning rate. If the rate of the optimizer is 0, `change` gets 1 instead, to see
-/// whether it changes the rate.
-fn changed<O: OptimizerOptions>(mut options: O, change: impl FnOnce(O) -> O) -> (O, Schedule) {
-    let rate = *options.learning_rate();
+/// Returns the options of a group, and the schedule of its learning rate. If the rate of the
+/// optimizer is 0, `change` gets 1 instead, to see whether it changes the rate.
+fn changed<O: Rule>(mut options: O, change: impl FnOnce(O) -> O) -> (O, Schedule) {
+    let rate = rate_of(&options);
     if rate != 0.0 {
-        let mut of_group = change(options);
-        let ratio = *of_group.learning_rate() / rate;
+        let of_group = change(options);
+        let ratio = rate_of(&of_group) / rate;
         return (of_group, Schedule::Ratio(ratio));
     }
-    *options.learning_rate() = 1.0;
+    set_rate(&mut options, 1.0);
     let mut of_group = change(options);
-    let is_changed = std::mem::replace(of_group.learning_rate(), rate) != 1.0;
+    let is_changed = rate_of(&of_group) != 1.0;
+    set_rate(&mut of_group, rate);
     (of_group, if is_changed { Schedule::Undefined } else { Schedule::Ratio(1.0) })
 }

@@ -1,13 +1,12 @@
 //! Lion.
 
 use hsdp_kernels::LionStep;
-use hsdp_kernels::cuda::{CudaError, PieceOfStep};
-use serde_json::Value;
+use hsdp_kernels::cuda::CudaError;
 
 use crate::optimizer::grouped::Grouped;
-use crate::optimizer::options::{OptimizerOptions, Setting, set_number};
-use crate::optimizer::rule::{Rule, RunState, UnitRun, UnitState};
-use crate::optimizer::run::Run;
+use crate::optimizer::rule::{Rule, RunState};
+use crate::optimizer::run::{DeviceRun, Run};
+use crate::optimizer::setting::Setting;
 use crate::options::allowed::Allowed;
 
 /// Lion (Chen et al., arXiv 2302.06675) on this rank's shards, with an f32 of state for each element.
@@ -30,36 +29,16 @@ impl Default for LionOptions {
     }
 }
 
-impl OptimizerOptions for LionOptions {
-    const KIND: &'static str = "lion";
-
-    fn learning_rate(&mut self) -> &mut f64 {
-        &mut self.learning_rate
-    }
-
-    fn each(&self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
-        let Self { learning_rate, betas, weight_decay } = *self;
-        see("learning_rate", Setting::Number(learning_rate, Allowed::NotNegative));
-        see("betas.0", Setting::Number(betas.0, Allowed::Fraction));
-        see("betas.1", Setting::Number(betas.1, Allowed::Fraction));
-        see("weight_decay", Setting::Number(weight_decay, Allowed::NotNegative));
-    }
-
-    fn set(&mut self, name: &str, saved: &Value) -> bool {
-        let number = match name {
-            "learning_rate" => &mut self.learning_rate,
-            "betas.0" => &mut self.betas.0,
-            "betas.1" => &mut self.betas.1,
-            "weight_decay" => &mut self.weight_decay,
-            _ => return false,
-        };
-        set_number(number, saved)
-    }
-}
-
 impl Rule for LionOptions {
-    const COUNTS: bool = false;
+    const KIND: &'static str = "lion";
     const ON_DEVICE: bool = true;
+
+    fn options(&mut self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
+        see("learning_rate", Setting::Rate(&mut self.learning_rate));
+        see("betas.0", Setting::Number(&mut self.betas.0, Allowed::Fraction));
+        see("betas.1", Setting::Number(&mut self.betas.1, Allowed::Fraction));
+        see("weight_decay", Setting::Number(&mut self.weight_decay, Allowed::NotNegative));
+    }
 
     fn kinds(&self) -> &'static [&'static str] {
         &["lion_exp_avg"]
@@ -70,14 +49,10 @@ impl Rule for LionOptions {
         hsdp_kernels::lion(&self.of_step(run.clip), run.parameters, run.gradient, momentum);
     }
 
-    fn update_on_device(
-        &self,
-        UnitRun { stream, update, clip }: UnitRun<'_>,
-        pieces: &[PieceOfStep],
-        state: UnitState<'_>,
-    ) -> Result<(), CudaError> {
-        let [momentum] = state.kinds();
-        stream.lion(update, pieces, &self.of_step(clip), momentum)
+    fn update_on_device(&self, run: DeviceRun<'_>, state: RunState<'_>) -> Result<(), CudaError> {
+        let pieces = state.pieces(&run.pieces);
+        let [momentum] = state.on_device();
+        run.stream.lion(run.update, &pieces, &self.of_step(run.clip), momentum)
     }
 }
 

@@ -2,33 +2,21 @@
 
 mod device;
 mod options;
-mod parts;
-
-use std::borrow::Cow;
-use std::ops::Range;
 
 use hsdp_kernels::cuda::CudaError;
-use hsdp_kernels::{NewtonSchulz, Threads};
-use hsdp_sharding::{Param, ParamId, Part, WholeMatrix, Wholes};
+use hsdp_kernels::{MatrixDType, NewtonSchulz, Threads};
+use hsdp_sharding::{Part, WholeMatrix, Wholes};
 
-use self::device::OnDevice;
+use self::options::EXCHANGES;
 pub use self::options::{MuonOptions, RateScale};
-use self::parts::{iterations, piece_of, step_of};
 use crate::error::Error;
-use crate::model::ShardedModel;
-use crate::optimizer::covered::Covered;
+use crate::optimizer::exchange::{OnOwner, Staged};
 use crate::optimizer::grouped::Grouped;
-use crate::optimizer::groups::Groups;
-use crate::optimizer::held::{Held, Kinds, tensors_of};
-use crate::optimizer::method::{Kept, Method, Traits, Updates};
-use crate::optimizer::options::OptimizerOptions as _;
+use crate::optimizer::rule::{Rule, RuleExchange, RunState};
 use crate::optimizer::run::{DeviceRun, Run};
-use crate::optimizer::updating::Updating;
-use crate::optimizer::whole::{Exchange, OnOwner, Staged};
-use crate::persist::checkpointed::StateTensor;
-use crate::persist::problem::Problem;
-use crate::persist::saved::StateSource;
-use crate::state::context::{Context, ErrorSite};
+use crate::optimizer::setting::{MOMENTUM_KINDS, Setting, choice};
+use crate::optimizer::state::OptimizerState;
+use crate::options::allowed::Allowed;
 
 /// Muon (K. Jordan et al., 2024; Liu et al., arXiv 2502.16982) for matrices, with an f32 of state for each element of this rank's shards.
 ///
@@ -54,141 +42,45 @@ use crate::state::context::{Context, ErrorSite};
 /// ```
 pub type Muon = Grouped<MuonOptions>;
 
-impl Muon {
-    /// An optimizer for matrices of `model`.
-    #[must_use]
-    pub fn new(model: &ShardedModel, options: MuonOptions) -> Self {
-        Self::of(model, &Orthogonalization, options)
+impl Rule for MuonOptions {
+    const KIND: &'static str = "muon";
+    const ON_DEVICE: bool = true;
+    const COLLECTIVE: bool = true;
+    const WHOLES: Option<Wholes> = Some(Wholes::Matrices);
+
+    fn options(&mut self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
+        let NewtonSchulz { steps, coefficients: [a, b, c], eps, dtype } = &mut self.newton_schulz;
+        see("learning_rate", Setting::Rate(&mut self.learning_rate));
+        see("momentum", Setting::Number(&mut self.momentum, Allowed::Fraction));
+        choice(see, "momentum_kind", &mut self.momentum_kind, &MOMENTUM_KINDS);
+        see("weight_decay", Setting::Number(&mut self.weight_decay, Allowed::NotNegative));
+        see("newton_schulz.steps", Setting::Count(steps));
+        see("newton_schulz.coefficients.0", Setting::Number(a, Allowed::Finite));
+        see("newton_schulz.coefficients.1", Setting::Number(b, Allowed::Finite));
+        see("newton_schulz.coefficients.2", Setting::Number(c, Allowed::Finite));
+        see("newton_schulz.eps", Setting::Number(eps, Allowed::Positive));
+        choice(see, "newton_schulz.dtype", dtype, &[MatrixDType::F32, MatrixDType::BF16]);
+        let scales = [RateScale::Original, RateScale::MatchRmsAdamW];
+        choice(see, "rate_scale", &mut self.rate_scale, &scales);
     }
-}
-
-/// The method of Muon.
-#[derive(Debug)]
-struct Orthogonalization;
-
-/// The momentum of matrices, and the exchange with their owners.
-#[derive(Debug)]
-struct Owned {
-    held: Held,
-    exchange: Exchange,
-    /// The orthogonalized directions, on the host.
-    staged: Staged,
-    /// If the model is updated on a device.
-    on_device: Option<OnDevice>,
-}
-
-impl Kept for Owned {
-    fn covered(&self) -> &Covered {
-        &self.held.covered
+    fn kinds(&self) -> &'static [&'static str] {
+        &["muon_momentum"]
     }
 
-    fn covered_mut(&mut self) -> &mut Covered {
-        &mut self.held.covered
-    }
-
-    fn elements<'a>(
-        &'a self,
-        context: &Context,
-        of: (&str, ParamId),
-        range: Range<usize>,
-    ) -> Result<Option<Cow<'a, [f32]>>, Error> {
-        self.held.elements(context, of, range)
-    }
-
-    fn read(&mut self, context: &Context, saved: &dyn StateSource) -> Result<(), Problem> {
-        self.held.read(context, saved)
-    }
-}
-
-const KINDS: Kinds = &["muon_momentum"];
-
-impl Method<MuonOptions> for Orthogonalization {
-    fn kind(&self) -> &'static str {
-        MuonOptions::KIND
-    }
-
-    fn traits(&self) -> Traits {
-        Traits { counts: false, is_collective: true, on_device: true }
-    }
-
-    fn kinds(&self, _: &MuonOptions) -> Kinds {
-        KINDS
-    }
-
-    fn tensors(&self, _: &MuonOptions, id: ParamId, _: &Param) -> Vec<StateTensor> {
-        tensors_of(KINDS, id)
-    }
-
-    fn zeros(
-        &self,
-        groups: &Groups<MuonOptions>,
-        site: ErrorSite<'_>,
-        has: &dyn Fn(ParamId) -> bool,
-    ) -> Result<Box<dyn Updates<MuonOptions>>, Error> {
-        let exchange = Exchange::of(site.context, (Wholes::Matrices, 1), has)?;
-        let device = site.context.update_device();
-        let on_device = device.map(|device| OnDevice::new(device, groups, &exchange)).transpose();
-        let on_device = on_device.map_err(|error| site.device(error))?;
-        let held = Held::zeros(site, KINDS, has)?;
-        Ok(Box::new(Owned { held, exchange, staged: Staged::default(), on_device }))
-    }
-}
-
-impl Updates<MuonOptions> for Owned {
-    fn prepare(
-        &mut self,
-        groups: &Groups<MuonOptions>,
-        updating: &Updating<'_>,
-    ) -> Result<(), Error> {
-        let Self { held, exchange, on_device, .. } = self;
-        match on_device {
-            Some(on_device) => on_device.stage(held, exchange, groups, updating),
-            None => self.stage(groups, updating),
+    /// Orthogonalizes the directions of a step.
+    fn exchange(now: RuleExchange<'_, Self>) -> Result<(), Error> {
+        if now.updating.is_on_device() {
+            return device::exchange(now);
         }
-    }
-
-    fn begin(&mut self, updating: &Updating<'_>) {
-        self.staged.begin(updating);
-    }
-
-    fn update(&mut self, groups: &Groups<MuonOptions>, run: Run<'_>) {
-        let Run { unit, piece, parameters, gradient, clip } = run;
-        let Self { held, exchange, staged, .. } = self;
-        let momentum = held.host(unit, &piece);
-        let options = groups.of(unit, piece.param);
-        for (part, range, place) in exchange.within(unit, &piece) {
-            let step = options.of_step(exchange.matrix(part), clip);
-            let parameters = &mut parameters[range.clone()];
-            let sources = [&gradient[range.clone()], &staged.values()[place]];
-            hsdp_kernels::muon(&step, parameters, sources, &mut momentum[range]);
-        }
-        staged.applied(piece.len);
-    }
-
-    fn update_on_device(
-        &mut self,
-        groups: &Groups<MuonOptions>,
-        run: DeviceRun<'_>,
-    ) -> Result<(), CudaError> {
-        let Self { held, exchange, on_device, .. } = self;
-        let on_device = on_device.as_ref().expect("the model is updated on a device");
-        on_device.launch(held, exchange, groups, run)
-    }
-}
-
-impl Owned {
-    /// Orthogonalizes the directions of a step, on the host.
-    fn stage(
-        &mut self,
-        groups: &Groups<MuonOptions>,
-        updating: &Updating<'_>,
-    ) -> Result<(), Error> {
-        let Self { held, exchange, staged, .. } = self;
-        *staged = Staged::default();
+        let RuleExchange { options, state, updating } = now;
+        let OptimizerState { kinds, exchange, staged, .. } = state;
+        let exchange = exchange.as_ref().expect(EXCHANGES);
+        staged.matrices = Staged::default();
         let fill = |part: &Part, direction: &mut [f32]| {
-            updating.gradient(exchange.matrix(part).param, part.shard.clone(), direction)?;
-            let step = step_of(groups, exchange, (part, updating.clip()));
-            let momentum = held.of_host(part.unit, &piece_of(exchange, part));
+            let matrix = exchange.matrix(part);
+            updating.gradient(matrix.param, part.shard.clone(), direction)?;
+            let step = options(matrix.param).of_step(matrix, updating.clip());
+            let momentum = kinds[0].of_run(part.unit, &exchange.piece_of(part));
             hsdp_kernels::muon_direction(&step, direction, momentum);
             Ok(())
         };
@@ -198,12 +90,30 @@ impl Owned {
         let values =
             exchange.run(of, fill, workspace, |OnOwner { matrix, copies, workspace }| {
                 if updating.updates(matrix.param) {
-                    let (by, sizes) = (iterations(groups, matrix), (matrix.rows, matrix.columns));
+                    let by = options(matrix.param).newton_schulz;
+                    let sizes = (matrix.rows, matrix.columns);
                     by.orthogonalize(copies, sizes, workspace, Threads::Pool);
                 }
                 Ok(())
             })?;
-        *staged = Staged::new(values);
+        staged.matrices = Staged::new(values);
         Ok(())
+    }
+
+    fn update(&self, _: u64, run: Run<'_>, RunState { state, .. }: RunState<'_>) {
+        let Run { unit, piece, parameters, gradient, clip } = run;
+        let OptimizerState { kinds, exchange, staged, .. } = state;
+        let exchange = exchange.as_ref().expect(EXCHANGES);
+        let momentum = kinds[0].of_run_mut(unit, &piece);
+        for (part, range, place) in exchange.within(unit, &piece) {
+            let step = self.of_step(exchange.matrix(part), clip);
+            let parameters = &mut parameters[range.clone()];
+            let sources = [&gradient[range.clone()], &staged.matrices.values()[place]];
+            hsdp_kernels::muon(&step, parameters, sources, &mut momentum[range]);
+        }
+    }
+
+    fn update_on_device(&self, run: DeviceRun<'_>, state: RunState<'_>) -> Result<(), CudaError> {
+        device::update(self, run, state.state)
     }
 }

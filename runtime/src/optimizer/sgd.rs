@@ -1,15 +1,12 @@
 //! SGD, with momentum if wanted, as PyTorch computes it.
 
-use hsdp_kernels::cuda::{CudaError, PieceOfStep};
+use hsdp_kernels::cuda::CudaError;
 use hsdp_kernels::{MomentumKind, SgdStep};
-use serde_json::Value;
 
 use crate::optimizer::grouped::Grouped;
-use crate::optimizer::options::{
-    MOMENTUM_KINDS, OptimizerOptions, Setting, set_choice, set_number,
-};
-use crate::optimizer::rule::{Rule, RunState, UnitRun, UnitState};
-use crate::optimizer::run::Run;
+use crate::optimizer::rule::{Rule, RunState};
+use crate::optimizer::run::{DeviceRun, Run};
+use crate::optimizer::setting::{MOMENTUM_KINDS, Setting, choice};
 use crate::options::allowed::Allowed;
 
 /// SGD on this rank's shards. With momentum it keeps an f32 for each element, without it nothing.
@@ -55,44 +52,21 @@ impl Default for SgdOptions {
     }
 }
 
-impl OptimizerOptions for SgdOptions {
+impl Rule for SgdOptions {
     const KIND: &'static str = "sgd";
+    const ON_DEVICE: bool = true;
 
-    fn learning_rate(&mut self) -> &mut f64 {
-        &mut self.learning_rate
-    }
-
-    fn each(&self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
-        let SgdStep { learning_rate, momentum, kind, weight_decay, .. } = self.of_step(1.0);
-        see("learning_rate", Setting::Number(learning_rate, Allowed::NotNegative));
-        see("momentum", Setting::Number(momentum, Allowed::Fraction));
-        see("momentum_kind", Setting::Choice(&kind));
-        see("weight_decay", Setting::Number(weight_decay, Allowed::NotNegative));
-    }
-
-    fn set(&mut self, name: &str, saved: &Value) -> bool {
-        match name {
-            "learning_rate" => set_number(&mut self.learning_rate, saved),
-            "weight_decay" => set_number(&mut self.weight_decay, saved),
-            "momentum" => {
-                let kind = self.of_step(1.0).kind;
-                let momentum = saved.as_f64().map(|momentum| Momentum::of(kind, momentum));
-                momentum.map(|momentum| self.momentum = momentum).is_some()
-            }
-            "momentum_kind" => {
-                let SgdStep { momentum, mut kind, .. } = self.of_step(1.0);
-                let is_known = set_choice(&mut kind, &MOMENTUM_KINDS, saved);
-                self.momentum = Momentum::of(kind, momentum);
-                is_known
-            }
-            _ => false,
+    fn options(&mut self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
+        let SgdStep { mut momentum, mut kind, .. } = self.of_step(1.0);
+        let now = (momentum, kind);
+        see("learning_rate", Setting::Rate(&mut self.learning_rate));
+        see("momentum", Setting::Number(&mut momentum, Allowed::Fraction));
+        choice(see, "momentum_kind", &mut kind, &MOMENTUM_KINDS);
+        see("weight_decay", Setting::Number(&mut self.weight_decay, Allowed::NotNegative));
+        if now != (momentum, kind) {
+            self.momentum = Momentum::of(kind, momentum);
         }
     }
-}
-
-impl Rule for SgdOptions {
-    const COUNTS: bool = false;
-    const ON_DEVICE: bool = true;
 
     fn kinds(&self) -> &'static [&'static str] {
         if self.momentum == Momentum::Off { &[] } else { &["momentum_buffer"] }
@@ -103,13 +77,9 @@ impl Rule for SgdOptions {
         hsdp_kernels::sgd(&step, run.parameters, run.gradient, state.only());
     }
 
-    fn update_on_device(
-        &self,
-        UnitRun { stream, update, clip }: UnitRun<'_>,
-        pieces: &[PieceOfStep],
-        state: UnitState<'_>,
-    ) -> Result<(), CudaError> {
-        stream.sgd(update, pieces, &self.of_step(clip), state.only())
+    fn update_on_device(&self, run: DeviceRun<'_>, state: RunState<'_>) -> Result<(), CudaError> {
+        let pieces = state.pieces(&run.pieces);
+        run.stream.sgd(run.update, &pieces, &self.of_step(run.clip), state.only_on_device())
     }
 }
 

@@ -1,11 +1,365 @@
-//! Updates of whole matrices and parameters, each by one rank of the shard group, its owner: `exchange` brings it there and back;
-//! `staged` are the results, until
-//! they are applied; `parameters` are updates that a program writes down.
+//! Updates of whole parameters that a program writes down.
 
-mod exchange;
-mod parameters;
-mod staged;
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::ops::Range;
 
-pub(super) use exchange::{Exchange, OnOwner};
-pub use parameters::{Whole, WholeParameters};
-pub(super) use staged::Staged;
+use hsdp_checkpoint::OptimizerHead;
+use hsdp_kernels::cuda::CudaError;
+use hsdp_kernels::memory::{self, Category};
+use hsdp_sharding::{ModelSpec, Param, ParamId, Part, Wholes};
+use serde_json::Value;
+
+use crate::error::Error;
+use crate::model::ShardedModel;
+use crate::optimizer::covered::Covered;
+use crate::optimizer::exchange::{Exchange, OnOwner, Staged};
+use crate::optimizer::interface::{Optimizer, Update};
+use crate::optimizer::run::{DeviceRun, Run};
+use crate::optimizer::updating::Updating;
+use crate::persist::checkpointed::Checkpointed;
+use crate::persist::checkpointed::{Expected, Spread, StateTensor};
+use crate::persist::problem::Problem;
+use crate::persist::saved::SavedState;
+use crate::state::context::ModelId;
+use crate::state::context::{Context, ErrorSite};
+use crate::step::gradients::Gradients;
+
+/// A whole parameter on its owner.
+#[derive(Debug)]
+pub struct Whole<'a> {
+    /// The parameter.
+    pub param: &'a Param,
+    /// Its elements in f32, row-major, which the update replaces.
+    pub values: &'a mut [f32],
+    /// Its gradient, divided and clipped, `[numel]`.
+    pub gradient: &'a [f32],
+    /// The state that the owner keeps, as long as was asked for. It is zeros at first.
+    pub state: &'a mut [f32],
+}
+
+/// The state of an optimizer that updates whole parameters, such as Shampoo: each parameter has an owner in its shard group
+/// ([`Owners`](hsdp_sharding::Owners)), which gets all of it and keeps the state. An update brings values and gradients to the owners in
+/// one all_to_all over the shard group, and new values back in another one. Each replica computes the same, so the computation must be
+/// deterministic.
+///
+/// No parameter and no state changes before all results have come.
+///
+/// ```
+/// use hsdp::prelude::*;
+/// use hsdp::{Gradients, Whole, WholeParameters};
+/// # fn step(model: &mut ShardedModel, gradients: Gradients) -> Result<(), hsdp::Error> {
+/// // Steps of the length of the rate, along the whole gradient of each parameter; the state counts them.
+/// let mut normed = WholeParameters::new(model, "normed", |_| 1);
+/// model.update_whole(gradients, &mut normed, |Whole { values, gradient, state, .. }| {
+///     let norm = gradient.iter().map(|it| it * it).sum::<f32>().sqrt().max(1e-12);
+///     values.iter_mut().zip(gradient).for_each(|(value, it)| *value -= 0.01 * it / norm);
+///     state[0] += 1.0;
+/// })?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct WholeParameters {
+    model: ModelId,
+    kind: &'static str,
+    /// The elements of state of a parameter.
+    len: fn(&Param) -> usize,
+    held: Option<Held>,
+}
+
+#[derive(Debug)]
+struct Held {
+    covered: Covered,
+    exchange: Exchange,
+    /// Tensors of the state of all owners.
+    tensors: Vec<StateTensor>,
+    /// The state of the parameters that this rank owns.
+    states: BTreeMap<ParamId, Vec<f32>>,
+    staged: Staged,
+    /// New state, until the update is certain.
+    staged_states: BTreeMap<ParamId, Vec<f32>>,
+}
+
+/// Values and gradient.
+const COPIES: usize = 2;
+
+impl WholeParameters {
+    /// State of this kind, such as `shampoo`, of which each parameter has `len` f32 on its owner.
+    #[must_use]
+    pub fn new(model: &ShardedModel, kind: &'static str, len: fn(&Param) -> usize) -> Self {
+        Self { model: model.id().clone(), kind, len, held: None }
+    }
+
+    /// The optimizer that updates each parameter by this function, for [`ShardedModel::update_by`].
+    pub fn by<F: FnMut(Whole<'_>)>(&mut self, update: F) -> impl Optimizer {
+        By { state: self, update }
+    }
+
+    fn zeros(&self, site: ErrorSite<'_>, has: impl Fn(ParamId) -> bool) -> Result<Held, Error> {
+        let context = site.context;
+        let exchange = Exchange::of(context, (Wholes::Parameters, COPIES), &has)?;
+        let len = |param: ParamId| (self.len)(&context.plan.spec()[param]);
+        let tensors = exchange.owners().filter(|(whole, _)| len(whole.param) > 0);
+        let tensors = tensors.map(|(whole, owner)| {
+            let spread = Spread::Owned { len: len(whole.param), owner };
+            StateTensor { kind: self.kind, parameter: whole.param, spread }
+        });
+        let tensors = tensors.collect();
+        let zeros = |param: ParamId| {
+            let zeros = {
+                let _optimizer = memory::scope(Category::Optimizer);
+                hsdp_kernels::zeros(len(param))
+            };
+            let failed = |error| site.memory(param.unit, error);
+            Ok((param, zeros.map_err(failed)?))
+        };
+        let states = exchange.owned().map(|whole| zeros(whole.param));
+        let states = states.collect::<Result<_, Error>>()?;
+        let covered = Covered::of(context, has);
+        let (staged, staged_states) = (Staged::default(), BTreeMap::new());
+        Ok(Held { covered, exchange, tensors, states, staged, staged_states })
+    }
+}
+
+impl Held {
+    /// Takes the state of the parameters that both have.
+    ///
+    /// # Errors
+    /// The first parameter whose loaded state another rank owns now. All ranks find the same.
+    fn take_over(&mut self, earlier: &Self) -> Result<(), ParamId> {
+        let moved = |now: &&StateTensor| {
+            let mut loaded =
+                earlier.tensors.iter().filter(|it| earlier.covered.has_loaded(it.parameter));
+            loaded.any(|it| it.parameter == now.parameter && it.spread != now.spread)
+        };
+        if let Some(moved) = self.tensors.iter().find(moved) {
+            return Err(moved.parameter);
+        }
+        self.covered.take_over(&earlier.covered);
+        for (parameter, state) in &mut self.states {
+            if let Some(earlier) = earlier.states.get(parameter) {
+                state.copy_from_slice(earlier);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl WholeParameters {
+    /// The parameters that a checkpoint says it has updated, also those without state.
+    fn covered_in(&self, saved: &SavedState<'_>) -> Vec<ParamId> {
+        let mut covered = saved.parameters_with(&[self.kind]);
+        let without = saved.counted_without_state().into_iter();
+        covered.extend(without.filter(|id| (self.len)(saved.parameter(*id)) == 0));
+        covered.sort_unstable();
+        covered.dedup();
+        covered
+    }
+}
+
+impl ShardedModel {
+    /// Updates whole parameters: calls `update` on the owner of each, and brings the new values back. All trainable parameters are
+    /// updated; [`WholeParameters::by`] is for some of them, beside other optimizers.
+    ///
+    /// Collective over the shard group.
+    ///
+    /// # Errors
+    /// As [`update_by`](Self::update_by); [`Error::Comm`].
+    pub fn update_whole(
+        &mut self,
+        gradients: Gradients,
+        state: &mut WholeParameters,
+        update: impl FnMut(Whole<'_>),
+    ) -> Result<Update, Error> {
+        state.by(update).step(self, gradients)
+    }
+}
+
+struct By<'a, F> {
+    state: &'a mut WholeParameters,
+    update: F,
+}
+
+impl<F> By<'_, F> {
+    fn held(&mut self) -> &mut Held {
+        self.state.held.as_mut().expect("`check` has made it")
+    }
+}
+
+impl<F: FnMut(Whole<'_>)> Optimizer for By<'_, F> {
+    fn is_collective(&self) -> bool {
+        true
+    }
+
+    fn kind(&self) -> Option<&'static str> {
+        Some(self.state.kind)
+    }
+
+    fn check(&mut self, updating: &Updating<'_>, lines: &mut String) -> Result<(), Error> {
+        let state = &mut *self.state;
+        updating.check_owner(&state.model)?;
+        if updating.is_on_device() {
+            let what =
+                format!("{} cannot update a model on a device: place it on the host", state.kind);
+            return Err(updating.misuse(what));
+        }
+        lines.push_str(state.kind);
+        lines.push('\n');
+        let zeros = || state.zeros(updating.site(), |id| updating.has(id));
+        let Some(held) = &state.held else {
+            state.held = Some(zeros()?);
+            return Ok(());
+        };
+        if !held.covered.check(state.kind, updating)? {
+            let mut changed = zeros()?;
+            changed.take_over(held).map_err(|moved| {
+                let name = &updating.plan().spec()[moved].name;
+                let what = format!(
+                    "parameter `{name}`: another rank would own its state of {}, because the update has parameters that the \
+                     checkpoint has no state of; load it with all of its parameters",
+                    state.kind
+                );
+                Error::Options { what }
+            })?;
+            state.held = Some(changed);
+        }
+        Ok(())
+    }
+
+    fn prepare(&mut self, updating: &Updating<'_>) -> Result<(), Error> {
+        let Self { state, update } = self;
+        let held = state.held.as_mut().expect("`check` has made it");
+        (held.staged, held.staged_states) = (Staged::default(), BTreeMap::new());
+        let of = (updating.context, updating.gradients.step);
+        let mut states = copies(of, &held.states)?;
+        let fill = |part: &Part, into: &mut [f32]| {
+            let (values, gradient) = into.split_at_mut(part.shard.len());
+            updating.parameters(part.unit, part.shard.clone(), values)?;
+            let parameter = held.exchange.matrix(part).param;
+            updating.gradient(parameter, part.shard.clone(), gradient)?;
+            gradient.iter_mut().for_each(|it| *it *= updating.clip());
+            Ok(())
+        };
+        let spec = updating.plan().spec();
+        let values = held.exchange.run(
+            of,
+            |values| held.exchange.each_sent(values, fill),
+            |_| 0,
+            |OnOwner { matrix, copies, .. }| {
+                if updating.updates(matrix.param) {
+                    let (values, gradient) = copies.split_at_mut(matrix.numel());
+                    let state = states.get_mut(&matrix.param).expect("its owner has state");
+                    update(Whole { param: &spec[matrix.param], values, gradient, state });
+                }
+                Ok(())
+            },
+        )?;
+        (held.staged, held.staged_states) = (Staged::new(values), states);
+        Ok(())
+    }
+
+    fn begin(&mut self, updating: &Updating<'_>) {
+        let held = self.held();
+        held.covered.begin(updating);
+        for (id, state) in std::mem::take(&mut held.staged_states) {
+            held.states.get_mut(&id).expect("a copy of it").copy_from_slice(&state);
+        }
+        held.staged.begin(updating);
+    }
+
+    fn update(&mut self, Run { unit, piece, parameters, .. }: Run<'_>) {
+        let Held { exchange, staged, .. } = self.held();
+        for (_, range, place) in exchange.within(unit, &piece) {
+            parameters[range].copy_from_slice(&staged.values()[place]);
+        }
+        staged.applied(piece.len);
+    }
+
+    fn update_on_device(&mut self, _: DeviceRun<'_>) -> Result<(), CudaError> {
+        unreachable!("an update of whole parameters on a device is refused")
+    }
+
+    fn set_learning_rate(&mut self, _: f64) {}
+}
+
+/// A copy of state, for an update that may not come about.
+fn copies(
+    (context, step): (&Context, u64),
+    states: &BTreeMap<ParamId, Vec<f32>>,
+) -> Result<BTreeMap<ParamId, Vec<f32>>, Error> {
+    let copy = |(id, state): (&ParamId, &Vec<f32>)| {
+        let zeros = {
+            let _update = memory::scope(Category::Update);
+            hsdp_kernels::zeros(state.len())
+        };
+        let failed = |error| context.site("optimizer step", step).memory(id.unit, error);
+        let mut copy = zeros.map_err(failed)?;
+        copy.copy_from_slice(state);
+        Ok((*id, copy))
+    };
+    states.iter().map(copy).collect()
+}
+
+impl Checkpointed for WholeParameters {
+    fn head(&self, spec: &ModelSpec) -> OptimizerHead {
+        let updates = self.held.iter().flat_map(|held| held.covered.counts(spec)).collect();
+        let kind = self.kind.to_owned();
+        OptimizerHead {
+            kind,
+            options: Value::Null,
+            made_with: None,
+            updates,
+            is_open: self.held.as_ref().is_some_and(|held| held.covered.is_open()),
+        }
+    }
+
+    fn is_of(&self, model: &ModelId) -> bool {
+        self.model == *model
+    }
+
+    fn kinds(&self) -> Vec<&'static str> {
+        vec![self.kind]
+    }
+
+    fn tensors(&self) -> Vec<StateTensor> {
+        self.held.as_ref().map_or_else(Vec::new, |held| held.tensors.clone())
+    }
+
+    fn expected(&self, saved: &SavedState<'_>) -> Expected {
+        let counted = self.covered_in(saved);
+        let of = |parameter: &ParamId| {
+            let len = (self.len)(saved.parameter(*parameter));
+            let spread = Spread::Owned { len, owner: 0 };
+            (len > 0).then_some(StateTensor { kind: self.kind, parameter: *parameter, spread })
+        };
+        Expected { tensors: counted.iter().filter_map(of).collect(), counted }
+    }
+
+    fn state<'a>(
+        &'a self,
+        _: &ShardedModel,
+        (kind, parameter): (&str, ParamId),
+        range: Range<usize>,
+    ) -> Result<Option<Cow<'a, [f32]>>, Error> {
+        let held = self.held.as_ref().filter(|_| kind == self.kind);
+        let state = held.and_then(|held| held.states.get(&parameter));
+        Ok(state.map(|state| Cow::Borrowed(&state[range])))
+    }
+
+    fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
+        let has = self.covered_in(saved);
+        let mut restored = Self { model: self.model.clone(), held: None, ..*self };
+        if has.is_empty() {
+            return Ok(restored);
+        }
+        let site = model.engine.context.site("loading", model.committed_steps());
+        let mut held = self.zeros(site, |id| has.contains(&id))?;
+        held.covered.read(saved);
+        for (parameter, state) in held.states.iter_mut().filter(|(_, state)| !state.is_empty()) {
+            saved.read((self.kind, *parameter), 0, state)?;
+        }
+        restored.held = Some(held);
+        Ok(restored)
+    }
+}

@@ -66,10 +66,6 @@ impl Problem {
         Self { kind: ProblemKind::Lasting, what }
     }
 
-    pub(crate) fn into_text(self) -> String {
-        self.what
-    }
-
     pub(crate) fn panicked(panic: &(dyn Any + Send)) -> Self {
         Self { kind: ProblemKind::Lasting, what: format!("it panicked: {}", message(panic)) }
     }

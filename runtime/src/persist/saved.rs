@@ -148,19 +148,6 @@ impl SavedState<'_> {
     }
 }
 
-/// State of optimizers, from which an optimizer reads its own.
-pub(crate) trait StateSource {
-    /// Reads elements of a tensor of state, from the `start`-th on, until `into` is full. Leaves
-    /// `into` as it is if the source has no such state.
-    fn read(&self, of: (&str, ParamId), start: usize, into: &mut [f32]) -> Result<(), Problem>;
-}
-
-impl StateSource for SavedState<'_> {
-    fn read(&self, of: (&str, ParamId), start: usize, into: &mut [f32]) -> Result<(), Problem> {
-        self.read(of, start, into)
-    }
-}
-
 /// Parts of a checkpoint that fit a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FittingParts {

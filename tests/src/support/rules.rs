@@ -1,32 +1,22 @@
 //! Rules of optimizers that hsdp does not have.
 
-use hsdp::{OptimizerOptions, Rule, Run, RunState, Setting};
+use hsdp::{Rule, Run, RunState, Setting};
 
 /// Moves each element by the sign of its gradient.
 #[derive(Clone, Copy, Debug)]
 pub struct Signs {
     /// The distance.
     pub rate: f64,
-}
-
-impl OptimizerOptions for Signs {
-    const KIND: &'static str = "signs";
-
-    fn learning_rate(&mut self) -> &mut f64 {
-        &mut self.rate
-    }
-
-    fn each(&self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
-        see("rate", Setting::Choice(&self.rate));
-    }
+    /// A value that ranks compare, and that nothing else uses.
+    pub mark: f64,
 }
 
 impl Rule for Signs {
-    const COUNTS: bool = false;
-    const ON_DEVICE: bool = false;
+    const KIND: &'static str = "signs";
 
-    fn kinds(&self) -> &'static [&'static str] {
-        &[]
+    fn options(&mut self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
+        see("rate", Setting::Rate(&mut self.rate));
+        see("mark", Setting::Choice(&self.mark, &mut |_| false));
     }
 
     fn update(&self, _: u64, run: Run<'_>, _: RunState<'_>) {

@@ -2,9 +2,8 @@
 
 use hsdp::checkpoint::Checkpointed;
 use hsdp::{
-    Accumulation, Allowed, DType, DynamicScale, Grouped, LossScaling, ModelOptions, Momentum,
-    Objective, Optimizer, OptimizerOptions, Precision, Rule, Run, RunState, Setting, Sgd,
-    SgdOptions,
+    Accumulation, DType, DynamicScale, Grouped, LossScaling, ModelOptions, Momentum, Objective,
+    Optimizer, Precision, Rule, Run, RunState, Setting, Sgd, SgdOptions,
 };
 use hsdp_tests::support::worlds::{mesh, on_ranks};
 
@@ -60,24 +59,12 @@ struct Falling {
     rate: f64,
 }
 
-impl OptimizerOptions for Falling {
-    const KIND: &'static str = "falling";
-
-    fn learning_rate(&mut self) -> &mut f64 {
-        &mut self.rate
-    }
-
-    fn each(&self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
-        see("learning_rate", Setting::Number(self.rate, Allowed::NotNegative));
-    }
-}
-
 impl Rule for Falling {
+    const KIND: &'static str = "falling";
     const COUNTS: bool = true;
-    const ON_DEVICE: bool = false;
 
-    fn kinds(&self) -> &'static [&'static str] {
-        &[]
+    fn options(&mut self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
+        see("learning_rate", Setting::Rate(&mut self.rate));
     }
 
     fn update(&self, number: u64, run: Run<'_>, _: RunState<'_>) {

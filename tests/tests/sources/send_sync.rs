@@ -210,6 +210,7 @@ table!(RUNTIME {
     hsdp::RateScale: Send Sync Unpin,
     hsdp::Run<'static>: Send Sync Unpin,
     hsdp::RunState<'static>: Send Sync Unpin,
+    hsdp::RuleExchange<'static, hsdp::SgdOptions>: Unpin,
     hsdp::Sgd: Send Sync Unpin,
     hsdp::SgdOptions: Send Sync Unpin,
     hsdp::Selected<'static>: Unpin,
@@ -223,8 +224,6 @@ table!(RUNTIME {
     hsdp::UnitGradients: Send Sync Unpin,
     hsdp::UnitOrder: Send Sync Unpin,
     hsdp::Unused: Send Sync Unpin,
-    hsdp::UnitRun<'static>: Send Sync Unpin,
-    hsdp::UnitState<'static>: Send Sync Unpin,
     hsdp::Update: Send Sync Unpin,
     hsdp::Updating<'static>: Send Sync Unpin,
     hsdp::Verdict: Send Sync Unpin,
@@ -438,7 +437,7 @@ table!(GPT {
 });
 
 /// Traits, and closures that are borrowed: what stands behind them says for itself.
-const TRAITS: [&str; 28] = [
+const TRAITS: [&str; 27] = [
     "Adds",
     "Along",
     "Carrier",
@@ -458,7 +457,6 @@ const TRAITS: [&str; 28] = [
     "MeshAxis",
     "Multiplies",
     "Optimizer",
-    "OptimizerOptions",
     "Rule",
     "Own",
     "Parameters",

@@ -1,13 +1,7 @@
 //! The options of Muon.
 
-use hsdp_kernels::{MatrixDType, MomentumKind, MuonStep, NewtonSchulz};
+use hsdp_kernels::{MomentumKind, MuonStep, NewtonSchulz};
 use hsdp_sharding::WholeMatrix;
-use serde_json::Value;
-
-use crate::optimizer::options::{
-    MOMENTUM_KINDS, OptimizerOptions, Setting, set_choice, set_number,
-};
-use crate::options::allowed::Allowed;
 
 /// The parameters of Muon. The defaults are those of PyTorch, but for the dtype of the iterations, which is bf16 there and f32 here.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -62,7 +56,7 @@ impl Default for MuonOptions {
 }
 
 impl MuonOptions {
-    /// An update of elements of a matrix.
+    /// Returns an update of elements of a matrix.
     pub(super) fn of_step(&self, matrix: &WholeMatrix, clip: f32) -> MuonStep {
         MuonStep {
             rate: self.learning_rate * self.rate_scale.of(matrix),
@@ -74,60 +68,5 @@ impl MuonOptions {
     }
 }
 
-impl OptimizerOptions for MuonOptions {
-    const KIND: &'static str = "muon";
-
-    fn learning_rate(&mut self) -> &mut f64 {
-        &mut self.learning_rate
-    }
-
-    fn each(&self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
-        let Self {
-            learning_rate,
-            momentum,
-            momentum_kind,
-            weight_decay,
-            newton_schulz,
-            rate_scale,
-        } = *self;
-        let NewtonSchulz { steps, coefficients: [a, b, c], eps, dtype } = newton_schulz;
-        see("learning_rate", Setting::Number(learning_rate, Allowed::NotNegative));
-        see("momentum", Setting::Number(momentum, Allowed::Fraction));
-        see("momentum_kind", Setting::Choice(&momentum_kind));
-        see("weight_decay", Setting::Number(weight_decay, Allowed::NotNegative));
-        see("newton_schulz.steps", Setting::Count(steps));
-        see("newton_schulz.coefficients.0", Setting::Number(a, Allowed::Finite));
-        see("newton_schulz.coefficients.1", Setting::Number(b, Allowed::Finite));
-        see("newton_schulz.coefficients.2", Setting::Number(c, Allowed::Finite));
-        see("newton_schulz.eps", Setting::Number(eps, Allowed::Positive));
-        see("newton_schulz.dtype", Setting::Choice(&dtype));
-        see("rate_scale", Setting::Choice(&rate_scale));
-    }
-
-    fn set(&mut self, name: &str, saved: &Value) -> bool {
-        let NewtonSchulz { steps, coefficients: [a, b, c], eps, dtype } = &mut self.newton_schulz;
-        let number = match name {
-            "learning_rate" => &mut self.learning_rate,
-            "momentum" => &mut self.momentum,
-            "weight_decay" => &mut self.weight_decay,
-            "newton_schulz.coefficients.0" => a,
-            "newton_schulz.coefficients.1" => b,
-            "newton_schulz.coefficients.2" => c,
-            "newton_schulz.eps" => eps,
-            "newton_schulz.steps" => {
-                let saved = saved.as_u64().and_then(|saved| usize::try_from(saved).ok());
-                return saved.map(|saved| *steps = saved).is_some();
-            }
-            "newton_schulz.dtype" => {
-                return set_choice(dtype, &[MatrixDType::F32, MatrixDType::BF16], saved);
-            }
-            "momentum_kind" => return set_choice(&mut self.momentum_kind, &MOMENTUM_KINDS, saved),
-            "rate_scale" => {
-                let all = [RateScale::Original, RateScale::MatchRmsAdamW];
-                return set_choice(&mut self.rate_scale, &all, saved);
-            }
-            _ => return false,
-        };
-        set_number(number, saved)
-    }
-}
+/// The contract between Muon and its state, in a panic that cannot be.
+pub(super) const EXCHANGES: &str = "Muon has matrices";

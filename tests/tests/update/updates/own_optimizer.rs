@@ -13,7 +13,7 @@ use crate::updates::{gradients, model, parameters};
 #[test]
 fn an_optimizer_can_be_written_outside() {
     let mut model = model();
-    let mut signs = Grouped::<Signs>::new(&model, Signs { rate: 0.0 });
+    let mut signs = Grouped::<Signs>::new(&model, Signs { rate: 0.0, mark: 0.0 });
     signs.set_learning_rate(0.25);
     let before = parameters(&model);
     let gradients = gradients(&mut model);

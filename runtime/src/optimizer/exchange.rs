@@ -1,4 +1,5 @@
-//! The exchange of matrices between the ranks that hold their parts and their owners: one all-to-all there, and one back.
+//! The exchange of matrices between the ranks that hold their parts and their owners: one all-to-all
+//! there, and one back.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -8,11 +9,12 @@ use hsdp_kernels::memory::{self, Category};
 use hsdp_sharding::{Owners, ParamId, Part, Piece, UnitId, WholeMatrix, Wholes};
 
 use crate::error::Error;
+use crate::optimizer::updating::Updating;
 use crate::state::context::Context;
 
 /// The exchange of the matrices of one optimizer, the same in every step.
 #[derive(Clone, Debug)]
-pub(in crate::optimizer) struct Exchange {
+pub(super) struct Exchange {
     owners: Owners,
     /// This rank's place in the shard group.
     index: usize,
@@ -27,11 +29,11 @@ pub(in crate::optimizer) struct Exchange {
 }
 
 /// A matrix on its owner.
-pub(in crate::optimizer) struct OnOwner<'a> {
-    pub(in crate::optimizer) matrix: &'a WholeMatrix,
+pub(super) struct OnOwner<'a> {
+    pub(super) matrix: &'a WholeMatrix,
     /// For each copy of its elements that was sent, these elements, row-major. The first copy goes back.
-    pub(in crate::optimizer) copies: &'a mut [f32],
-    pub(in crate::optimizer) workspace: &'a mut [f32],
+    pub(super) copies: &'a mut [f32],
+    pub(super) workspace: &'a mut [f32],
 }
 
 impl Exchange {
@@ -39,7 +41,7 @@ impl Exchange {
     ///
     /// # Errors
     /// [`Error::Plan`](Error) for a parameter that has no matrices.
-    pub(in crate::optimizer) fn of(
+    pub(super) fn of(
         context: &Context,
         (wholes, copies): (Wholes, usize),
         has: impl Fn(ParamId) -> bool,
@@ -55,13 +57,24 @@ impl Exchange {
     }
 
     /// The matrix of a part.
-    pub(in crate::optimizer) fn matrix(&self, part: &Part) -> &WholeMatrix {
+    pub(super) fn matrix(&self, part: &Part) -> &WholeMatrix {
         &self.owners.matrices()[part.matrix]
+    }
+
+    /// Returns a part, as a piece of its unit's shard.
+    pub(super) fn piece_of(&self, part: &Part) -> Piece {
+        let matrix = self.matrix(part);
+        Piece {
+            param: matrix.param.index,
+            param_start: matrix.start + part.start,
+            len: part.shard.len(),
+            shard_start: part.shard.start,
+        }
     }
 
     /// The parts in a run of elements of this rank's shard, in order: each with its range in the run, and its elements in a buffer of all
     /// parts that this rank sends.
-    pub(in crate::optimizer) fn within(
+    pub(super) fn within(
         &self,
         unit: UnitId,
         run: &Piece,
@@ -80,23 +93,23 @@ impl Exchange {
     }
 
     /// The matrices that this rank owns.
-    pub(in crate::optimizer) fn owned(&self) -> impl Iterator<Item = &WholeMatrix> {
+    pub(super) fn owned(&self) -> impl Iterator<Item = &WholeMatrix> {
         self.indices().map(|at| &self.owners.matrices()[at])
     }
 
     /// The owner of each matrix, by its index in the shard group.
-    pub(in crate::optimizer) fn owners(&self) -> impl Iterator<Item = (&WholeMatrix, usize)> {
+    pub(super) fn owners(&self) -> impl Iterator<Item = (&WholeMatrix, usize)> {
         let matrices = self.owners.matrices().iter().enumerate();
         matrices.map(|(at, matrix)| (matrix, self.owners.owner(at)))
     }
 
     /// The parts that this rank sends, each with its first element in a buffer of all of them.
-    pub(in crate::optimizer) fn sent(&self) -> impl Iterator<Item = (&Part, usize)> {
+    pub(super) fn sent(&self) -> impl Iterator<Item = (&Part, usize)> {
         self.places.values().map(|(part, at)| (part, *at))
     }
 
     /// The elements of all parts that this rank sends.
-    pub(in crate::optimizer) fn sent_len(&self) -> usize {
+    pub(super) fn sent_len(&self) -> usize {
         total(&self.sent)
     }
 
@@ -112,7 +125,7 @@ impl Exchange {
     ///
     /// # Errors
     /// [`Error::Comm`]; [`Error::OutOfMemory`]; those of `fill` and `compute`.
-    pub(in crate::optimizer) fn run(
+    pub(super) fn run(
         &self,
         of: (&Context, u64),
         fill: impl FnOnce(&mut [f32]) -> Result<(), Error>,
@@ -147,7 +160,7 @@ impl Exchange {
     ///
     /// # Errors
     /// The first one of `fill`.
-    pub(in crate::optimizer) fn each_sent(
+    pub(super) fn each_sent(
         &self,
         values: &mut [f32],
         mut fill: impl FnMut(&Part, &mut [f32]) -> Result<(), Error>,
@@ -241,4 +254,37 @@ fn zeros((context, step): (&Context, u64), unit: UnitId, len: usize) -> Result<V
         hsdp_kernels::zeros(len)
     };
     zeros.map_err(|error| context.site("optimizer step", step).memory(unit, error))
+}
+
+/// New elements of the parts that this rank has sent, until the last of them is applied.
+#[derive(Debug, Default)]
+pub(super) struct Staged {
+    /// In the order in which the parts were sent.
+    values: Vec<f32>,
+    /// The elements that are still to be updated.
+    left: usize,
+}
+
+impl Staged {
+    pub(super) fn new(values: Vec<f32>) -> Self {
+        Self { values, left: 0 }
+    }
+
+    pub(super) fn values(&self) -> &[f32] {
+        &self.values
+    }
+
+    /// Begins the update of the elements.
+    pub(super) fn begin(&mut self, updating: &Updating<'_>) {
+        self.left = updating.pieces().map(|(_, piece)| piece.len).sum();
+        self.applied(0);
+    }
+
+    /// Counts elements that were updated. The last ones free the memory.
+    pub(super) fn applied(&mut self, len: usize) {
+        self.left -= len;
+        if self.left == 0 {
+            *self = Self::default();
+        }
+    }
 }
