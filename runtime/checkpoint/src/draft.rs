@@ -68,7 +68,7 @@ impl Lease {
     }
 
     /// Begins a generation as [`begin`](Self::begin) does, at a given place of this store. Writers
-    /// may know the place before the call, and may have [made](Place::make) it.
+    /// may know the place before the call, and may have [made](DraftPlace::make) it.
     ///
     /// # Errors
     /// The errors of [`begin`](Self::begin).

@@ -204,7 +204,7 @@ impl<'a> Together<'a> {
     pub(super) fn agree<T>(&self, mine: Result<T, Problem>) -> Result<T, Undone> {
         let control = &self.context.control;
         let code = mine.as_ref().err().map_or(0, |problem| problem.kind.code());
-        let worst = control.exchange(self.tag(), [code], worst).map_err(Error::from)?;
+        let worst = control.exchange(self.tag(), [code], worst)?;
         let Some((rank, code)) = worst else {
             return Ok(
                 mine.unwrap_or_else(|_| unreachable!("this rank has said that it succeeded"))
@@ -212,7 +212,7 @@ impl<'a> Together<'a> {
         };
         let rank = Rank::new(rank);
         let what = mine.err().map_or_else(String::new, |problem| problem.what);
-        let what = control.text_of(self.tag(), rank, &what).map_err(Error::from)?;
+        let what = control.text_of(self.tag(), rank, &what)?;
         Err(Undone::Failed(Failed {
             rank,
             problem: Problem { kind: ProblemKind::of_code(code), what },

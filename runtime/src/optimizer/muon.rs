@@ -20,7 +20,7 @@ use crate::options::allowed::Allowed;
 
 /// Muon (K. Jordan et al., 2024; Liu et al., arXiv 2502.16982) for matrices, with an f32 of state for each element of this rank's shards.
 ///
-/// Each [matrix](Param::as_matrices) has an owner in its shard group ([`Owners`](hsdp_sharding::Owners)). An update brings the momentum of
+/// Each [matrix](hsdp_sharding::Param::as_matrices) has an owner in its shard group ([`Owners`](hsdp_sharding::Owners)). An update brings the momentum of
 /// each matrix to its owner, which orthogonalizes it, and brings the result back: one all_to_all there, and one back, over the shard
 /// group. Each replica computes the same. No parameter and no state changes before all results have come.
 ///
