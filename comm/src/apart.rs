@@ -184,7 +184,8 @@ impl Execution {
 struct Unpack<D: Contribute> {
     execution: Arc<Execution>,
     messages: DataMessages,
-    /// Of this member. Nothing while it is unpacked, or for ever if that panicked.
+    /// Buffers of this member after the round before; `None` while they are unpacked, and for good
+    /// if that panicked.
     turn: Mutex<Option<AfterRound<D>>>,
 }
 

@@ -47,8 +47,7 @@ impl World {
     }
 }
 
-/// The bytes that each rank brings, by rank: so many of a rank that says to bring more than any
-/// does. **Collective**.
+/// Returns the bytes of each rank, in rank order. **Collective**.
 fn exchanged(group: &Group, own: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
     let lengths = gathered(group, vec![own.len() as u64])?;
     let longest = longest(&lengths);

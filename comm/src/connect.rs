@@ -62,8 +62,8 @@ impl World {
         let Some(device) = connected.device() else {
             return Err(self.keeps_off("it has no NCCL: call `connect_nccl` first"));
         };
-        // Nothing is drained while a group is connected, and another rank may wait for that before
-        // it comes here.
+        // No step can be drained while a group is connected, and another rank may wait for that
+        // before it comes here.
         connected.await_drained(own)?;
         let _connecting = connected.connecting();
         // All are here: no rank waits in a split for one that has failed before it.

@@ -162,7 +162,7 @@ impl Group {
     {
         let is_apart = self.size() > 1 && self.handle().endpoint().is_some();
         if is_apart && member.caller.carrier.is_none() {
-            // A world that is over has no communicators any more.
+            // A world that is over has closed its communicators.
             self.handle().check(call.op)?;
             return Err(self.apart(call.op));
         }
@@ -412,9 +412,9 @@ const WIDTH: usize = 4;
 /// An operation, to be issued on the streams of its members.
 pub(crate) struct DeviceIssue {
     op: Op,
-    /// By slot. A member is packed under its lock.
+    /// Members by slot. Each is packed under its lock.
     members: Vec<Mutex<DeviceMember>>,
-    /// Of all members, if they go by NCCL.
+    /// Carriers of all members, if NCCL carries the operation.
     carriers: Vec<Carrier>,
 }
 

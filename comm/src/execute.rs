@@ -342,7 +342,7 @@ fn pieces_in(
     })
 }
 
-/// Parts of one length, each of which is cut into blocks. The blocks cover all parts once.
+/// Parts of one length that are each cut into blocks. The blocks cover all parts once.
 struct Cuts {
     /// Elements of a part.
     len: usize,
@@ -356,7 +356,7 @@ impl Cuts {
         self.len.div_ceil(self.block_len)
     }
 
-    /// Returns the part to which a block belongs, and the elements of the block in it.
+    /// Returns the part of a block, and the range of the block in that part.
     fn block(&self, block: usize) -> (usize, Range<usize>) {
         let start = block % self.each() * self.block_len;
         (block / self.each(), start..self.len.min(start + self.block_len))

@@ -133,8 +133,8 @@ impl Recorder {
         });
     }
 
-    /// Notes the end of an operation that no other thread settles, or to which the rank was not let
-    /// in. The first end counts.
+    /// Notes the end of an operation that no other thread settles, or that refused the rank. The
+    /// first end counts.
     pub fn settle(&self, number: EntryNumber, state: FlightState) {
         self.change(number, |entry, ending| {
             close(entry, ending);

@@ -82,8 +82,8 @@ impl Clock {
         Self::with(late, circle_grace, deadline)
     }
 
-    /// Of a wait of a device: its first look is due soon, whatever the grace of circles, since it
-    /// also finds calls that differ.
+    /// Starts the clock of a wait of a device. Its first look is due soon, whatever the grace of
+    /// circles, since it also finds calls that differ.
     #[cfg(feature = "nccl")]
     pub(crate) fn stall(options: &WorldOptions) -> Self {
         let WorldOptions { late, circle_grace, deadline, .. } = *options;

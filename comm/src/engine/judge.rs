@@ -224,7 +224,7 @@ pub(crate) struct Issued(pub(crate) BTreeMap<GroupId, Numbers>);
 pub(crate) struct Numbers {
     pub(crate) epoch: u64,
     pub(crate) next: u64,
-    /// Those below `next` that were left out.
+    /// Numbers below `next` that were left out.
     pub(crate) skipped: BTreeSet<u64>,
 }
 

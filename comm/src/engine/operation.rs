@@ -242,8 +242,8 @@ pub(super) struct Gathering {
     /// [`Contributions`] of the type that the first member brings. Contributions of one type make
     /// work of one type.
     contributions: Option<Box<dyn Any + Send>>,
-    /// The first difference between two of them. Every later member is told of it, until the end of
-    /// the world fails the operation: none is ever the last.
+    /// The first difference between two of them. Each later member is told of it, until the end of
+    /// the world fails the operation: the work never begins.
     pub(super) difference: Option<Difference>,
 }
 
@@ -434,7 +434,7 @@ pub(crate) type PerMember<T> = SmallVec<[T; 4]>;
 pub(crate) struct Outputs<O>(pub(crate) Vec<Option<O>>);
 
 impl<O> Outputs<O> {
-    /// That of the member in one slot: the others get theirs elsewhere.
+    /// Makes the list with the output of one slot alone: the other members get theirs elsewhere.
     pub(crate) fn only(slot: usize, output: O) -> Self {
         let mut outputs: Vec<_> = (0..slot).map(|_| None).collect();
         outputs.push(Some(output));
@@ -495,7 +495,7 @@ impl Gatherings {
         }
     }
 
-    /// No member is missing any more, or none is to arrive.
+    /// Removes an operation at which all members have arrived, or no other will.
     pub(crate) fn remove(&self, key: Key) {
         let removed = self.0.lock().remove(&key);
         drop(removed);

@@ -47,22 +47,22 @@ struct RareFields {
     left: AtomicBool,
     /// Whether `mistakes` has some that the rank may come to make: each operation looks here first.
     is_owed: AtomicBool,
-    /// How many epochs it has said to bring nothing more to: of a rank that shares no memory with
-    /// this one.
+    /// Number of epochs in which it has announced that it sends no more. It is counted for ranks
+    /// that share no memory with this one.
     stopped: AtomicU64,
     /// The thread that has issued all operations of the rank so far; [`NONE`] or [`SEVERAL`].
     issuer: AtomicU64,
 }
 
-/// Nothing was issued.
+/// The issuer of a rank that has issued no operation.
 const NONE: u64 = 0;
-/// More than one thread has issued.
+/// The issuer of a rank for which several threads have issued.
 const SEVERAL: u64 = u64::MAX;
 
 thread_local! {
     /// The number of this thread: from 1, never used again.
     static THREAD: u64 = {
-        // Of std under a model, too: it outlives the world, and orders nothing.
+        // The type of std under a model, too: it outlives the world, and orders no memory.
         static THREADS: std_atomic::AtomicU64 = std_atomic::AtomicU64::new(NONE);
         THREADS.fetch_add(1, Ordering::Relaxed) + 1
     };
@@ -136,8 +136,8 @@ impl Record {
         self.rare.epoch.fetch_max(descriptor.epoch, Ordering::AcqRel) < descriptor.epoch
     }
 
-    /// It has said that it brings nothing more to `epoch`; whether that can be: it says so of one
-    /// after the other.
+    /// Notes that the rank has announced to send no more in `epoch`. Returns whether that is
+    /// possible: a rank announces it for one epoch after the other.
     pub(crate) fn stop(&self, epoch: u64) -> bool {
         let stopped = self.rare.stopped.load(Ordering::Acquire);
         if epoch == stopped {
@@ -146,7 +146,7 @@ impl Record {
         epoch <= stopped
     }
 
-    /// Whether it has said so.
+    /// Returns whether the rank has announced that for `epoch`.
     pub(crate) fn has_stopped(&self, epoch: u64) -> bool {
         epoch < self.rare.stopped.load(Ordering::Acquire)
     }
@@ -302,8 +302,7 @@ pub(crate) struct Status {
 #[derive(Debug, Default)]
 struct Ends {
     world: Option<Error>,
-    /// By epoch. Of those that every rank has left behind, the last is kept, and stands for all of
-    /// them.
+    /// Ends of epochs. When every rank has left several behind, the last of these stands for all.
     epochs: BTreeMap<u64, Error>,
 }
 

@@ -196,7 +196,7 @@ fn zero(values: ValuesMut<'_>) {
 
 /// Every member's gradients, summed into the partials of their owners.
 pub(crate) struct UnitReduce {
-    /// By slot.
+    /// Members by slot.
     members: Vec<ReducingMember>,
     scaling: Scaling,
     layout: Arc<UnitLayout>,

@@ -239,8 +239,8 @@ impl Carrier {
     /// in its turn.
     ///
     /// # Errors
-    /// Of this call alone, which was not made. One that NCCL refuses in the midst of it ends the
-    /// world.
+    /// An error of this call alone, which was not made. A failure of NCCL in the midst of the call
+    /// ends the world.
     pub(crate) fn carry(
         carriers: &[Self],
         op: Op,

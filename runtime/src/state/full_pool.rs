@@ -126,7 +126,7 @@ impl BufferKey {
     }
 }
 
-/// Returns the placeholder for a buffer that is not there.
+/// Returns an empty buffer, which stands in the pool for one that is lent.
 fn missing() -> HostBuffer {
     HostBuffer::F32(Vec::new())
 }
