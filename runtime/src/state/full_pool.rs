@@ -126,7 +126,7 @@ impl BufferKey {
     }
 }
 
-/// Returns an empty buffer, which stands in the pool for one that is lent.
+/// Returns an empty buffer, where the pool has no buffer of a parameter.
 fn missing() -> HostBuffer {
     HostBuffer::F32(Vec::new())
 }
