@@ -68,7 +68,8 @@ fn difference(ranks: usize) {
     let fastest = |kind: usize| rounds.iter().map(|it| it[kind]).fold(f64::INFINITY, f64::min);
     let mut added: Vec<f64> = rounds.iter().map(|[without, with]| with - without).collect();
     added.sort_unstable_by(f64::total_cmp);
-    let (fastest, median) = (fastest(1) - fastest(0), added[ROUNDS / 2]);
+    let fastest = fastest(1) - fastest(0);
+    let median = added[ROUNDS / 2];
     eprintln!(
         "an entry of {ranks} ranks: {fastest:.0} ns (fastest rounds), {median:.0} ns (median)"
     );

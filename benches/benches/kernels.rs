@@ -229,7 +229,8 @@ const STEP: AdamWStep = AdamWStep {
 fn adam(len: usize) -> Case {
     let gradient = numbers(len, |number| number + 0.125);
     let mut parameter = vec![0.0; len];
-    let (mut first, mut second) = (vec![0.0; len], vec![0.0; len]);
+    let mut first = vec![0.0; len];
+    let mut second = vec![0.0; len];
     adamw(&STEP, &mut parameter, &gradient, &mut first, &mut second);
     for (parameter, gradient) in parameter.iter().zip(&gradient) {
         assert!((parameter + 1e-3 * gradient.signum()).abs() < 1e-8, "a first step is the rate");
@@ -258,10 +259,12 @@ fn adam_8bit(len: usize) -> Case {
 }
 
 fn lion_of(len: usize) -> Case {
-    let (beta1, beta2) = (0.9, 0.99);
+    let beta1 = 0.9;
+    let beta2 = 0.99;
     let step = LionStep { learning_rate: 0.5, beta1, beta2, weight_decay: 0.0, clip: 1.0 };
     let gradient = numbers(len, |number| number);
-    let (mut parameter, mut momentum) = (vec![0.0; len], vec![0.0; len]);
+    let mut parameter = vec![0.0; len];
+    let mut momentum = vec![0.0; len];
     lion(&step, &mut parameter, &gradient, &mut momentum);
     let sign = |g: &f32| if *g == 0.0 { 0.0 } else { g.signum() };
     assert!(parameter.iter().zip(&gradient).all(|(parameter, g)| *parameter == -0.5 * sign(g)));
@@ -338,7 +341,8 @@ fn momentum(len: usize) -> Case {
         clip: 1.0,
     };
     let gradient = numbers(len, |number| number);
-    let (mut parameter, mut velocity) = (vec![0.0; len], vec![0.0; len]);
+    let mut parameter = vec![0.0; len];
+    let mut velocity = vec![0.0; len];
     sgd(&step, &mut parameter, &gradient, Some(&mut velocity));
     assert!(parameter.iter().zip(&gradient).all(|(parameter, g)| *parameter == -0.5 * g));
     let run = move || {

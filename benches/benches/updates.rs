@@ -145,7 +145,9 @@ fn measure(options: &Options) -> Result<(), Failure> {
         .into_iter()
         .map(|kind| Ok::<_, Failure>((kind, measured(options, kind)?)))
         .collect::<Result<_, _>>()?;
-    let (width, layers, mesh) = (options.width, options.layers, options.mesh);
+    let width = options.width;
+    let layers = options.layers;
+    let mesh = options.mesh;
     print(format!(
         "{layers} layers of width {width} on {mesh}; an update, medians of {}",
         options.repeat
@@ -155,7 +157,8 @@ fn measure(options: &Options) -> Result<(), Failure> {
         "optimizer", "ms", "times", "state, planned", "received, planned"
     ))?;
     for (kind, Measured { seconds, state, received }) in &all {
-        let (ms, times) = (1e3 * seconds, seconds / all[0].1.seconds);
+        let ms = 1e3 * seconds;
+        let times = seconds / all[0].1.seconds;
         print(format!("{:<18} {ms:>10.2} {times:>8.2} {state:>16.2} {received:>18.2}", kind.name))?;
     }
     Ok(())

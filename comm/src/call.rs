@@ -24,7 +24,11 @@ pub(crate) struct Call {
 
 impl Call {
     pub(crate) fn new(op: Op, tag: Tag) -> Self {
-        let (dtype, reduction, root, peer, scaling) = (None, None, None, None, None);
+        let dtype = None;
+        let reduction = None;
+        let root = None;
+        let peer = None;
+        let scaling = None;
         Self { op, tag, dtype, counts: Counts::Each(0), reduction, root, peer, scaling }
     }
 

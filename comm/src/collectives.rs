@@ -6,7 +6,7 @@
 use hsdp_kernels::Element;
 
 use crate::call::Call;
-use crate::execute::{Lent, Source, VectorRoute, Vectors};
+use crate::execute::{Filled, Lent, Source, VectorRoute, Vectors};
 use crate::pattern::starts_of;
 use crate::{Error, Group, Op, Pending, Reduction, Tag};
 
@@ -88,7 +88,7 @@ impl Group {
     }
 
     /// Issues a gather to all members, or to the root.
-    fn issue_gather<T: Element, O: From<Vectors<T>>>(
+    fn issue_gather<T: Element, O: From<Filled<T>>>(
         &self,
         call: Call,
         own: Vectors<T>,
@@ -117,7 +117,7 @@ impl Group {
     }
 
     /// Issues a scatter of a root and elements that were checked.
-    fn issue_scatter<T: Element, O: From<Vectors<T>>>(
+    fn issue_scatter<T: Element, O: From<Filled<T>>>(
         &self,
         tag: Tag,
         root: usize,
@@ -170,7 +170,7 @@ impl Group {
     }
 
     /// Issues an all_to_all with counts that were checked.
-    fn issue_all_to_all<T: Element, O: From<Vectors<T>>>(
+    fn issue_all_to_all<T: Element, O: From<Filled<T>>>(
         &self,
         tag: Tag,
         mut own: Vectors<T>,
@@ -182,7 +182,8 @@ impl Group {
     }
 
     fn check_splits(&self, len: usize, send: &[usize], receive: &[usize]) -> Result<(), Error> {
-        let (size, index) = (self.size(), self.index());
+        let size = self.size();
+        let index = self.index();
         let refused =
             |what, found, expected| Err(self.bad_count(Op::AllToAll, what, found, expected));
         let lists = [("the list of send counts", send), ("the list of receive counts", receive)];
@@ -227,7 +228,7 @@ impl Group {
     }
 
     /// Issues a reduce_scatter of elements that were checked.
-    fn issue_reduce_scatter<T: Element, O: From<Vectors<T>>>(
+    fn issue_reduce_scatter<T: Element, O: From<Filled<T>>>(
         &self,
         tag: Tag,
         reduction: Reduction,
@@ -282,7 +283,7 @@ impl Group {
         self.issue_reduce(tag, root, reduction, Source::Given(values))
     }
 
-    fn issue_reduce<T: Element, O: From<Vectors<T>>>(
+    fn issue_reduce<T: Element, O: From<Filled<T>>>(
         &self,
         tag: Tag,
         root: usize,
@@ -291,7 +292,8 @@ impl Group {
     ) -> Result<Pending<O>, Error> {
         self.check_average::<T>(Op::Reduce, reduction)?;
         let rank = self.member(Op::Reduce, "the root", root)?;
-        let (len, is_root) = (values.len(), self.index() == root);
+        let len = values.len();
+        let is_root = self.index() == root;
         let call = Call::new(Op::Reduce, tag).elements::<T>(len).reduction(reduction).root(rank);
         // The result goes where the root's elements are.
         let (source, target) = match is_root {
@@ -355,7 +357,7 @@ impl Group {
         let call = Call::new(Op::Send, tag).elements::<T>(values.len()).peer(peer);
         let own = Vectors::handed(values, Some(1));
         let ticket = self.transfer(call, [self.rank(), peer], own)?;
-        Ok(ticket.map_or_else(|| Pending::ready(()), Pending::issued::<Vectors<T>>))
+        Ok(ticket.map_or_else(|| Pending::ready(()), Pending::issued::<Filled<T>>))
     }
 
     /// Receives the elements that member `from` sends with [`send`](Self::send).
@@ -375,7 +377,7 @@ impl Group {
         let call = Call::new(Op::Recv, tag).elements::<T>(count).peer(peer);
         let own = Vectors::<T>::handed(Vec::new(), None);
         match self.transfer(call, [peer, self.rank()], own)? {
-            Some(ticket) => Ok(Pending::issued::<Vectors<T>>(ticket)),
+            Some(ticket) => Ok(Pending::issued::<Filled<T>>(ticket)),
             None => Ok(Pending::ready(self.room(Op::Recv, tag, count)?)),
         }
     }

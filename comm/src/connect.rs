@@ -55,7 +55,8 @@ impl World {
     }
 
     fn connect_group(&self, group: &Group) -> Result<(), Error> {
-        let (connected, own) = (&self.handle().nccl, self.own_rank()?);
+        let connected = &self.handle().nccl;
+        let own = self.own_rank()?;
         if connected.has(group.id()) {
             return Ok(());
         }
@@ -99,7 +100,8 @@ impl World {
     /// if it fails.
     fn split(&self, group: &Group) -> Option<Communicator> {
         let all = self.handle().nccl.all()?;
-        let (mut all, color) = (all.lock(), group.ranks()[0].index());
+        let mut all = all.lock();
+        let color = group.ranks()[0].index();
         let split = all.split(color, group.index()).ok();
         let split = split.filter(|split| split.size() == group.size());
         if split.is_none() {

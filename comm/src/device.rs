@@ -81,7 +81,8 @@ impl Group {
         shard: Arc<DeviceBuffer>,
         full: DeviceBuffer,
     ) -> Result<Pending<DeviceBuffer>, Error> {
-        let (op, dtype) = (Op::AllGather, shard.dtype());
+        let op = Op::AllGather;
+        let dtype = shard.dtype();
         self.check_layout(op, &layout)?;
         self.check_len(op, "the shard", shard.len(), layout.shard_len())?;
         self.check_len(op, "the whole unit", full.len(), layout.full_len())?;
@@ -117,7 +118,8 @@ impl Group {
         self.check_len(op, "the partial", accumulator.partial.len(), part_len)?;
         self.check_is_f32(op, &accumulator.partial)?;
         self.check_gradients(&layout, &values)?;
-        let (scaling, microbatch) = (self.effective(scaling), tag.microbatch);
+        let scaling = self.effective(scaling);
+        let microbatch = tag.microbatch;
         let caller = self.caller(op, tag, accumulator.partial.device())?;
         let call = scaled_sum(op, tag, layout.trainable().len, scaling);
         let DeviceAccumulator { partial: output, fold, noted } = accumulator;
@@ -205,7 +207,9 @@ impl Group {
 
     /// The caller: this member, with its stream and its carrier.
     fn caller(&self, op: Op, tag: Tag, device: &Device) -> Result<Caller, Error> {
-        let (handle, rank, step) = (self.handle(), self.rank(), tag.step);
+        let handle = self.handle();
+        let rank = self.rank();
+        let step = tag.step;
         let stream = handle.streams.of(device, self.channel());
         let stream = stream.map_err(|error| self.device_error(op, tag, error))?;
         let carrier =
@@ -298,7 +302,8 @@ impl Contribute for DeviceMember {
         if all.iter().any(|member| member.layout() != first.layout()) {
             return Err(LAYOUTS_DIFFER.to_owned());
         }
-        let (op, len) = (first.op(), first.output.len());
+        let op = first.op();
+        let len = first.output.len();
         if let Some(other) = all.iter().find(|member| member.output.len() != len) {
             return Err(format!("member 0 brings {len} elements, another {}", other.output.len()));
         }
@@ -362,7 +367,8 @@ impl DeviceMember {
 
     /// Sums a range of what members have packed into the output.
     fn sum(&mut self, wires: &[&DeviceBuffer], range: Range<usize>) -> Result<(), CudaError> {
-        let (stream, output) = (&self.caller.stream, &mut self.output);
+        let stream = &self.caller.stream;
+        let output = &mut self.output;
         match &mut self.input {
             DeviceInput::Gather { .. } => Ok(()),
             DeviceInput::Reduce(DeviceGradients { scaling, fold, noted, microbatch, .. }) => {
@@ -384,7 +390,8 @@ impl DeviceMember {
 
 impl DeviceGradients {
     fn packed(&mut self, stream: &Stream) -> Result<DeviceBuffer, CudaError> {
-        let (wire, len) = (self.scaling.wire.dtype(), self.layout.trainable().len);
+        let wire = self.scaling.wire.dtype();
+        let len = self.layout.trainable().len;
         let mut flat = DeviceBuffer::new(stream.device(), wire, len, "packed gradients")?;
         let there = self.layout.params().iter().zip(&self.values);
         let gradients: Vec<_> =
@@ -400,7 +407,8 @@ fn rounded(
     values: &DeviceBuffer,
     scaling: Scaling,
 ) -> Result<DeviceBuffer, CudaError> {
-    let (device, wire) = (stream.device(), scaling.wire.dtype());
+    let device = stream.device();
+    let wire = scaling.wire.dtype();
     let mut rounded = DeviceBuffer::new(device, wire, values.len(), "partials on the wire")?;
     stream.narrow(&mut rounded, values, scaling.pre)?;
     Ok(rounded)
@@ -490,7 +498,8 @@ fn place_all(
         for (index, (layout, shard)) in gathered.iter().enumerate() {
             let mut from = 0;
             for region in [layout.trainable(), layout.frozen()] {
-                let (to, len) = (region.start + index * region.shard_len, region.shard_len);
+                let to = region.start + index * region.shard_len;
+                let len = region.shard_len;
                 if len > 0 {
                     let part = (&**shard, from..from + len);
                     member.output.copy(&member.caller.stream, to..to + len, part)?;

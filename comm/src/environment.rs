@@ -124,7 +124,9 @@ impl Launched {
             let problem = format!("ranks of a world of {size} are numbered from 0 to {}", size - 1);
             return Err(refused(rank_name, rank, problem));
         }
-        let (rank, size_here, rank_here) = (Rank::new(rank), read(size_here)?, read(rank_here)?);
+        let rank = Rank::new(rank);
+        let size_here = read(size_here)?;
+        let rank_here = read(rank_here)?;
         Ok(Some(Self { launcher, rank, size, size_here, rank_here }))
     }
 
@@ -224,10 +226,11 @@ fn by_control(
 
 #[cfg(feature = "mpi")]
 fn by_mpi(launched: &Launched, refused: impl Fn(String) -> Error) -> Result<Option<World>, Error> {
-    let (options, Launched { rank: told, size: of, .. }) =
-        (crate::WorldOptions::default(), launched);
+    let options = crate::WorldOptions::default();
+    let Launched { rank: told, size: of, .. } = launched;
     let job = crate::mpi::Job::join(options.deadline).map_err(|it| refused(it.to_string()))?;
-    let (rank, size) = (job.rank(), job.size());
+    let rank = job.rank();
+    let size = job.size();
     if (rank, size) != (*told, *of) {
         return Err(refused(format!(
             "rank {told} of {of}, and MPI says rank {rank} of {size}: is it the MPI of this launcher?"

@@ -405,7 +405,8 @@ fn without_data(rank: Rank, absent: &[Rank]) -> String {
 
 /// The ranks that came, and those that did not.
 fn attendance(arrived: &[Rank], missing: &[Rank]) -> String {
-    let (arrived, missing) = (numbers(arrived), numbers(missing));
+    let arrived = numbers(arrived);
+    let missing = numbers(missing);
     if missing.is_empty() {
         return format!("all of ranks {arrived:?} arrived, the work did not end");
     }

@@ -27,7 +27,7 @@ pub(crate) use self::unit_gather::{SharedGatherContribution, UnitGatherContribut
 pub(crate) use self::unit_reduce::UnitReduceContribution;
 pub use self::unit_reduce::{Accumulator, Contribution, NonFiniteAt, Reduced};
 pub use self::vectors::Lent;
-pub(crate) use self::vectors::{Source, VectorRoute, Vectors};
+pub(crate) use self::vectors::{Filled, Source, VectorRoute, Vectors};
 use crate::engine::Operation;
 pub(crate) use crate::engine::{Outputs, PerMember};
 use crate::pattern::Pattern;

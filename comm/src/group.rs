@@ -132,7 +132,8 @@ impl Group {
     /// # Errors
     /// [`Error::Refused`] if there is no such member.
     pub(crate) fn member(&self, op: Op, what: &str, index: usize) -> Result<Rank, Error> {
-        let (member, members) = (self.site.ranks.get(index).copied(), self.size());
+        let member = self.site.ranks.get(index).copied();
+        let members = self.size();
         let problem = || format!("{what} is member {index}, but the group has {members} members");
         member.ok_or_else(|| self.refused(op, problem()))
     }

@@ -167,7 +167,8 @@ impl RankHandle {
 
     /// Ends the world, in which this rank is at fault, unless it has ended before.
     pub(crate) fn abort(&self, reason: AbortReason) {
-        let (step, operation) = (self.own.record.step(), self.own.record.last());
+        let step = self.own.record.step();
+        let operation = self.own.record.last();
         self.own.core.end(Error::WorldAborted { rank: self.own.rank, step, operation, reason });
     }
 

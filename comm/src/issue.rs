@@ -124,7 +124,8 @@ impl Group {
 
     /// The site of an operation of all members: of a barrier of users, the members that have data.
     fn site_of(&self, op: Op) -> Result<Cow<'_, Site>, Error> {
-        let (absent, rank) = (self.absent_at(self.site()), self.rank());
+        let absent = self.absent_at(self.site());
+        let rank = self.rank();
         if absent.is_empty() {
             return Ok(Cow::Borrowed(self.site()));
         }
@@ -209,7 +210,8 @@ impl Group {
     }
 
     pub(crate) fn run_alone<W: Work>(&self, work: W) -> W::Gets {
-        let (ranks, readers) = ([self.rank()], [AtomicUsize::new(0)]);
+        let ranks = [self.rank()];
+        let readers = [AtomicUsize::new(0)];
         let meter = Meter::new(&ranks, &readers);
         let in_block = InBlock::enter();
         (0..work.blocks()).for_each(|block| work.run(block, &meter));

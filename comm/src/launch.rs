@@ -117,7 +117,8 @@ fn launch_all(
     rank: &(dyn Fn(World) + Sync),
 ) -> Vec<Result<(), RankFailure>> {
     if let Err(error) = check_size(size) {
-        let (rank, message) = (Rank::new(MOST_RANKS), error.to_string().into());
+        let rank = Rank::new(MOST_RANKS);
+        let message = error.to_string().into();
         return vec![Err(RankFailure { rank, message })];
     }
     if let Err(error) = options.check(size) {

@@ -79,7 +79,8 @@ impl Messages {
     /// The larger of each number.
     #[must_use]
     pub fn most(self, other: Self) -> Self {
-        let (one, other) = (self.counts(), other.counts());
+        let one = self.counts();
+        let other = other.counts();
         Self::of(array::from_fn(|kind| one[kind].max(other[kind])))
     }
 
@@ -96,7 +97,8 @@ impl Sub for Messages {
     type Output = Self;
 
     fn sub(self, earlier: Self) -> Self {
-        let (later, earlier) = (self.counts(), earlier.counts());
+        let later = self.counts();
+        let earlier = earlier.counts();
         Self::of(array::from_fn(|kind| later[kind] - earlier[kind]))
     }
 }

@@ -72,7 +72,8 @@ impl<'a> Pattern<'a> {
         let root = root.and_then(|root| ranks.iter().position(|rank| *rank == root));
         let size = dtype.map_or(0, DType::size_bytes);
         let sizes = [size, scaling.map_or(size, |_| size_of::<f32>())];
-        let (members, count) = (ranks.len(), descriptor.counts.total());
+        let members = ranks.len();
+        let count = descriptor.counts.total();
         Self { slot, members, op, count, root, reduction, sizes, variant: Variant::Plain }
     }
 

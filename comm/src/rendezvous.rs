@@ -127,7 +127,8 @@ impl Rendezvous {
     }
 
     fn incomplete(&self, claims: &[Claim]) -> Error {
-        let (mut arrived, mut missing) = (Vec::new(), Vec::new());
+        let mut arrived = Vec::new();
+        let mut missing = Vec::new();
         for (rank, claim) in (0..).zip(claims) {
             let list = if matches!(claim, Claim::Free(_)) { &mut missing } else { &mut arrived };
             list.push(rank);

@@ -51,7 +51,8 @@ impl Rolling {
     /// Counts an operation that is issued now, as its rank describes it to the others. `signature`
     /// is the [digest](signature) of the function and the layout.
     pub(crate) fn note(&self, descriptor: &Arc<Descriptor>, signature: u64) -> RolledCall {
-        let (mut groups, group) = (self.0.lock(), descriptor.group);
+        let mut groups = self.0.lock();
+        let group = descriptor.group;
         let (index, before) = now(&groups, group);
         let hash = hash(before, descriptor, signature);
         let entry = RolledCall { group, index, hash, descriptor: Some(Arc::clone(descriptor)) };

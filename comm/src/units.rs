@@ -43,7 +43,8 @@ impl Group {
         shard: impl Into<SharedBuffer>,
         targets: Vec<HostBuffer>,
     ) -> Result<Pending<Vec<HostBuffer>>, Error> {
-        let (op, shard) = (Op::AllGather, shard.into());
+        let op = Op::AllGather;
+        let shard = shard.into();
         self.check_layout(op, &layout)?;
         self.check_len(op, "the shard", shard.len(), layout.shard_len())?;
         let dtype = shard.dtype();
@@ -77,7 +78,9 @@ impl Group {
     where
         T: AsMut<Vec<HostBuffer>> + Send + Sync + 'static,
     {
-        let (op, shard, mut holder) = (Op::AllGather, shard.into(), holder);
+        let op = Op::AllGather;
+        let shard = shard.into();
+        let mut holder = holder;
         let dtype = shard.dtype();
         if !self.size().is_multiple_of(layout.shard_size()) {
             return Err(self.bad_layout(op, &layout));
@@ -173,7 +176,8 @@ impl Group {
     }
 
     fn bad_layout(&self, op: Op, layout: &UnitLayout) -> Error {
-        let (shards, members) = (layout.shard_size(), self.size());
+        let shards = layout.shard_size();
+        let members = self.size();
         let problem =
             format!("the layout has {shards} shards, but the group has {members} members");
         self.refused(op, problem)

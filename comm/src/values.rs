@@ -79,7 +79,8 @@ impl World {
         value: T,
         from: Rank,
     ) -> Result<T, Error> {
-        let (rank, size) = (self.rank(), self.size());
+        let rank = self.rank();
+        let size = self.size();
         if from.index() >= size {
             return Err(Error::BadRank { rank: from, size });
         }

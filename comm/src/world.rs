@@ -102,7 +102,8 @@ impl World {
         options: WorldOptions,
         transport: Box<dyn Transport>,
     ) -> Result<Option<Self>, Error> {
-        let (asked, refused) = (Asked { size, processes }, options.check(size).err());
+        let asked = Asked { size, processes };
+        let refused = options.check(size).err();
         let is_rank = size <= processes && rank.index() < size;
         let world = if is_rank {
             Self::by(size, rank, asked, options, transport)

@@ -117,7 +117,8 @@ const CALLS: [(Op, Call); 9] = [
 #[test]
 fn every_other_collective_is_refused_on_those_that_call_it() {
     with_one_absent(|world| {
-        let (group, rank) = (world.world_group(Channel::User), world.rank());
+        let group = world.world_group(Channel::User);
+        let rank = world.rank();
         let before = world.ledger();
         for (op, call) in CALLS {
             let absent = vec![ABSENT];

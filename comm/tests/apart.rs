@@ -84,7 +84,8 @@ fn collectives_of_every_dtype() {
 #[test]
 fn collectives_that_deal_and_pass_on() {
     same(|group| {
-        let (index, size) = (group.index(), group.size());
+        let index = group.index();
+        let size = group.size();
         let dealt = (index == 0).then(|| noise(9, 4 * size));
         let dealt = group.scatter(Tag::default(), 0, dealt, 4)?.wait()?;
         let collected = group.gather(Tag::default(), 1, dealt.clone())?.wait()?;
@@ -239,7 +240,8 @@ fn a_rank_that_is_missing_is_named_by_the_deadline() {
         ..WorldOptions::default()
     };
     // The deadline does not include the start of the threads, which a busy machine delays.
-    let (started, issued) = (Instant::now(), Barrier::new(2));
+    let started = Instant::now();
+    let issued = Barrier::new(2);
     let ends = outcomes(3, options, |world| {
         let group = world.world_group(Channel::User);
         let is_missing = world.rank().index() == 1;
@@ -287,14 +289,12 @@ impl AsMut<Vec<HostBuffer>> for Holder {
 /// Rank 0 sends on the contributions of the others: it does so after it has left, and does not hide that it has.
 #[test]
 fn a_rank_that_leaves_before_an_exchange_is_complete_says_so() {
-    let (began, options) = (
-        Instant::now(),
-        WorldOptions {
-            between: Between::Messages,
-            deadline: Duration::from_secs(20),
-            ..WorldOptions::default()
-        },
-    );
+    let began = Instant::now();
+    let options = WorldOptions {
+        between: Between::Messages,
+        deadline: Duration::from_secs(20),
+        ..WorldOptions::default()
+    };
     let ends = outcomes(3, options, |world| {
         if world.rank().index() == 0 {
             let control = world.world_group(Channel::Control);

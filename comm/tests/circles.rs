@@ -166,7 +166,8 @@ fn a_rank_whose_other_thread_issues_later_is_not_reported() {
             return settled(user(&world));
         }
         // Two threads: both have issued before the one computes while the other waits.
-        let (group, computed) = (world.world_group(Channel::Control), Barrier::new(2));
+        let group = world.world_group(Channel::Control);
+        let computed = Barrier::new(2);
         settled(user(&world))?;
         thread::scope(|scope| {
             let other = scope.spawn(|| {

@@ -29,7 +29,8 @@ fn wait<T>(issued: Result<Pending<T>, Error>) -> T {
 
 /// One call of every general collective, with `LEN` elements of f64, or one of bf16 where noted.
 fn every_collective(group: &Group) {
-    let (size, index) = (group.size(), group.index());
+    let size = group.size();
+    let index = group.index();
     let values = || vec![1_f64; LEN];
     wait(group.all_gather(tag(), values()));
     wait(group.reduce_scatter(tag(), Reduction::Sum, vec![1_f64; LEN * size]));
@@ -49,7 +50,8 @@ fn every_collective(group: &Group) {
 
 /// The bytes that member `index` of `size` receives in [`every_collective`].
 fn formula(op: Op, size: usize, index: usize) -> usize {
-    let (others, is_root) = (size - 1, index == 1);
+    let others = size - 1;
+    let is_root = index == 1;
     let owned = balanced(LEN, size, index).len();
     let from_others: usize =
         (0..size).filter(|other| *other != index).map(|other| other + index).sum();
@@ -199,7 +201,8 @@ fn step(world: &World, plan: &Plan, microbatches: usize) -> Result<(), Error> {
 }
 
 fn matches_plan(world: &World, plan: &Plan, microbatches: u64) {
-    let (ledger, planned) = (world.ledger(), plan.traffic(world.rank(), microbatches));
+    let ledger = world.ledger();
+    let planned = plan.traffic(world.rank(), microbatches);
     assert_eq!(ledger.op(Channel::Gather, Op::AllGather), planned.all_gather);
     assert_eq!(ledger.op(Channel::Reduce, Op::ReduceScatter), planned.reduce_scatter);
     assert_eq!(ledger.op(Channel::AllReduce, Op::AllReduce), planned.all_reduce);

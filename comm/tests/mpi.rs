@@ -10,7 +10,8 @@ fn a_program_that_has_begun_mpi_for_fewer_threads_is_refused() {
     // SAFETY: MP-2, they are constants, written before the program began.
     let (needed, multiple) =
         unsafe { (mpi_sys::RSMPI_THREAD_SERIALIZED, mpi_sys::RSMPI_THREAD_MULTIPLE) };
-    let (mut provided, none) = (0, ptr::null_mut());
+    let mut provided = 0;
+    let none = ptr::null_mut();
     // SAFETY: MP-2, it was not begun before, and no arguments are passed.
     let code =
         unsafe { mpi_sys::MPI_Init_thread(ptr::null_mut(), none, needed, &raw mut provided) };

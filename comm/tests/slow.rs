@@ -117,7 +117,8 @@ fn bytes_take_their_time() {
 fn the_only_worker_goes_on_with_other_channels() {
     let slow = SlowChannel { latency: Duration::from_secs(60), ..slow(Channel::User) };
     let ends = on_two(&[slow], |world| {
-        let (slow, fast) = (world.world_group(Channel::User), world.world_group(Channel::Gather));
+        let slow = world.world_group(Channel::User);
+        let fast = world.world_group(Channel::Gather);
         let held = sum(&slow, 1 << 16)?;
         // Large enough for the worker, and not waited for: nobody else can do it.
         let pending = sum(&fast, 1 << 16)?;

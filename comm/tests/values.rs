@@ -48,7 +48,8 @@ fn all_ranks_get_the_value_of_one() {
     };
     for (size, between) in SIZES.into_iter().flat_map(|size| BETWEEN.map(|it| (size, it))) {
         let handed_out = run(size, between, |world| {
-            let (rank, last) = (world.rank().index(), Rank::new(world.size() - 1));
+            let rank = world.rank().index();
+            let last = Rank::new(world.size() - 1);
             let first = world.broadcast(value(rank, 3), Rank::new(0))?;
             world.broadcast((), last)?;
             // Ranks have values of different sizes.

@@ -104,7 +104,8 @@ impl<T> From<Vec<T>> for DisjointVec<T> {
     fn from(values: Vec<T>) -> Self {
         // The vector is taken apart without being dropped: the result owns the elements.
         let mut values = ManuallyDrop::new(values);
-        let (len, capacity) = (values.len(), values.capacity());
+        let len = values.len();
+        let capacity = values.capacity();
         // SAFETY: K-1, the pointer of a vector is never null.
         let start = unsafe { NonNull::new_unchecked(values.as_mut_ptr()) };
         Self { start, len, capacity, elements: PhantomData }

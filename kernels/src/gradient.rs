@@ -56,7 +56,9 @@ pub fn read_once(
     range: Range<usize>,
     visit: &mut dyn FnMut(Values<'_>),
 ) {
-    let (mut begun, mut ended, asked) = (0, 0, range.len());
+    let mut begun = 0;
+    let mut ended = 0;
+    let asked = range.len();
     gradient.read(range, &mut |values| {
         begun += 1;
         let lent = values.len();
@@ -132,7 +134,8 @@ impl GradientValues for DeviceBuffer {
 
 /// Copies the whole buffer of a slice to the host, and lends elements of the slice from the copy.
 fn read_on_host(slice: &DeviceSlice<'_>, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
-    let (buffer, start) = (slice.buffer(), slice.range().start);
+    let buffer = slice.buffer();
+    let start = slice.range().start;
     let copy = buffer.device().reader().and_then(|stream| buffer.read_back(stream, TO_READ));
     let copy = copy.unwrap_or_else(|error| panic!("cannot read a gradient: {error}"));
     visit(copy.values().slice(start + range.start..start + range.end));

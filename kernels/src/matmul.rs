@@ -83,7 +83,8 @@ impl Threads {
 pub fn matmul(target: &mut [f32], fold: Fold, [a, b]: [Matrix<'_>; 2], threads: Threads) {
     assert_eq!(a.columns, b.rows, "the inner sizes of a product");
     assert_eq!(a.rows.checked_mul(b.columns), Some(target.len()), "the elements of a product");
-    let (row, column) = (b.columns.cast_signed(), 1);
+    let row = b.columns.cast_signed();
+    let column = 1;
     let [(a_row, a_column), (b_row, b_column)] = [a, b]
         .map(|Matrix { strides: (row, column), .. }| (row.cast_signed(), column.cast_signed()));
     // SAFETY: K-6, the sizes and strides of each matrix reach no further than its elements, and the

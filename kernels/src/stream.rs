@@ -122,7 +122,8 @@ mod tests {
     fn every_length_and_alignment_is_what_a_copy_gives() {
         for (start, len) in (0..17).flat_map(|start| (0..70).map(move |len| (start, len))) {
             let source: Vec<bf16> = numbers(len).into_iter().map(bf16::from_bits).collect();
-            let (mut target, mut expected) = (vec![bf16::ONE; len + 20], vec![bf16::ONE; len + 20]);
+            let mut target = vec![bf16::ONE; len + 20];
+            let mut expected = vec![bf16::ONE; len + 20];
             let range = start..(start + len).min(len + 20);
             let source = Values::BF16(&source[..range.len()]);
             copy_all_past_caches([(ValuesMut::BF16(&mut target[range.clone()]), source)]);
@@ -161,7 +162,8 @@ mod tests {
     fn pieces_of_any_length_side_by_side() {
         let source: Vec<f32> = numbers(3000).into_iter().map(f32::from).collect();
         let mut target = vec![0.0; 3000];
-        let (mut rest, mut copies) = (&mut target[..], Vec::new());
+        let mut rest = &mut target[..];
+        let mut copies = Vec::new();
         let mut from = &source[..];
         while !from.is_empty() {
             let len = (copies.len() % 23).min(from.len());

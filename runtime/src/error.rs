@@ -206,7 +206,9 @@ mod tests {
     #[test]
     fn a_device_that_does_not_recover_is_fatal_and_one_without_memory_is_not() {
         let error = |error| Error::Device { operation: "norm", rank: Rank::new(1), step: 7, error };
-        let (operation, what, device) = ("a copy".to_owned(), "partials".to_owned(), 0);
+        let operation = "a copy".to_owned();
+        let what = "partials".to_owned();
+        let device = 0;
         let late = CudaError::Late { operation: operation.clone(), device, waited_ms: 9 };
         let meaning = "the launch failed".to_owned();
         let driver = CudaError::Driver { operation, device, code: 719, meaning };

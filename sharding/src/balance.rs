@@ -16,7 +16,8 @@ use std::ops::Range;
 #[must_use]
 pub fn balanced(len: usize, parts: usize, index: usize) -> Range<usize> {
     assert!(index < parts, "slice {index} of a range that is split into {parts} slices");
-    let (quotient, remainder) = (len / parts, len % parts);
+    let quotient = len / parts;
+    let remainder = len % parts;
     let start = index * quotient + index.min(remainder);
     start..start + quotient + usize::from(index < remainder)
 }

@@ -90,7 +90,8 @@ impl ModelSpec {
     fn check_ties(&self) -> Result<(), Error> {
         for (place, (alias, target)) in self.ties().enumerate() {
             if let Some(problem) = self.tie_problem(place, alias, target) {
-                let (alias, target) = (alias.to_owned(), target.to_owned());
+                let alias = alias.to_owned();
+                let target = target.to_owned();
                 return Err(Error::InvalidTie { alias, target, problem });
             }
         }
@@ -123,7 +124,8 @@ impl Unit {
         }
         let trained = self.params.iter().find(|param| param.role == Role::Trainable);
         if let (AfterForward::Discard, Some(param)) = (self.after_forward, trained) {
-            let (unit, param) = (self.name.clone(), param.name.clone());
+            let unit = self.name.clone();
+            let param = param.name.clone();
             return Err(Error::TrainedForwardOnly { unit, param });
         }
         if let Some(dtype) = self.compute_dtype.filter(|dtype| !dtype.is_of_training()) {
@@ -148,7 +150,8 @@ impl Unit {
 
 impl Param {
     fn check(&self) -> Result<(), Error> {
-        let (param, shape) = (|| self.name.clone(), || self.shape.clone());
+        let param = || self.name.clone();
+        let shape = || self.shape.clone();
         if let Some(dim) = self.shape.iter().position(|&size| size == 0) {
             return Err(Error::ZeroDim { param: param(), shape: shape(), dim });
         }
@@ -172,7 +175,8 @@ impl Param {
     fn check_matrices(&self) -> Result<(), Error> {
         match self.view {
             Some(matrices) if matrices.numel() != self.numel() => {
-                let (param, shape) = (self.name.clone(), self.shape.clone());
+                let param = self.name.clone();
+                let shape = self.shape.clone();
                 Err(Error::InvalidMatrices { param, shape, matrices })
             }
             _ => Ok(()),
@@ -180,7 +184,8 @@ impl Param {
     }
 
     fn check_state(&self) -> Result<(), Error> {
-        let (param, state) = (|| self.name.clone(), self.state);
+        let param = || self.name.clone();
+        let state = self.state;
         if !state.is_valid() {
             return Err(Error::InvalidState { param: param(), state });
         }
@@ -288,7 +293,8 @@ mod tests {
         ];
         for ((alias, target), problem) in refused {
             let spec = model([weight("a"), weight("b")]).tie("alias", "a").tie(alias, target);
-            let (alias, target) = (alias.to_owned(), target.to_owned());
+            let alias = alias.to_owned();
+            let target = target.to_owned();
             assert_eq!(spec.validate(), Err(Error::InvalidTie { alias, target, problem }));
         }
         let spec = model([weight("a")]).tie("head", "nowhere");

@@ -175,7 +175,8 @@ mod tests {
 
     #[test]
     fn arithmetic_is_checked() {
-        let (small, large) = (ByteCount(1), ByteCount(u64::MAX));
+        let small = ByteCount(1);
+        let large = ByteCount(u64::MAX);
         assert_eq!([small, small].into_iter().sum::<ByteCount>(), small * 2);
         assert_eq!(large - small + small, large);
         assert_eq!(large.checked_add(small), None);

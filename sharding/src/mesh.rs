@@ -158,7 +158,8 @@ impl Mesh {
     /// # Panics
     /// If the mesh does not [contain](Self::contains) `rank`.
     pub fn members(&self, axis: Axis, rank: Rank) -> impl ExactSizeIterator<Item = Rank> + use<> {
-        let (mesh, Coordinate { replicate_index, shard_index }) = (*self, self.coordinate(rank));
+        let mesh = *self;
+        let Coordinate { replicate_index, shard_index } = self.coordinate(rank);
         let member = move |index| match axis {
             Axis::Replicate => Coordinate { replicate_index: index, shard_index },
             Axis::Shard => Coordinate { replicate_index, shard_index: index },

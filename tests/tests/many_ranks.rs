@@ -26,11 +26,13 @@ struct Trained {
 
 /// Trains on a mesh; rank `r` sees what `r` of the 256 sees, or one rank what all of them see.
 fn train(world: World, options: &ModelOptions) -> Result<Trained, Error> {
-    let (rank, alone) = (world.rank().index(), options.mesh.world_size() == 1);
+    let rank = world.rank().index();
+    let alone = options.mesh.world_size() == 1;
     let mut model = ShardedModel::new(world, three_units(), options.clone(), springs::initial)?;
     let mut sgd =
         Sgd::new(&model, SgdOptions { learning_rate: LEARNING_RATE, ..SgdOptions::default() });
-    let (mut losses, mut norms) = (Vec::new(), Vec::new());
+    let mut losses = Vec::new();
+    let mut norms = Vec::new();
     for number in 0..STEPS {
         let batches = batches(if alone { 0..RANKS } else { rank..rank + 1 }, number);
         let mut step = model.begin_step(StepOptions::microbatches(batches.len()))?;

@@ -140,7 +140,9 @@ fn least(counts: &[[u64; 2]]) -> [u64; 2] {
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ModelOptions { mesh, accumulation, precision, full_copies, .. } = &self.options;
-        let (numel, microbatches, counted) = (self.numel, self.steps.microbatches, self.counted());
+        let numel = self.numel;
+        let microbatches = self.steps.microbatches;
+        let counted = self.counted();
         write!(
             f,
             "{mesh}, {numel} elements, {accumulation}, {}, {full_copies}, {microbatches:?} microbatches, {counted} steps",

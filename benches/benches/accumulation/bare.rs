@@ -117,7 +117,8 @@ pub(crate) struct Shared {
 
 impl Shared {
     fn new(options: &Options) -> Self {
-        let (mesh, units) = (options.mesh, options.units as usize);
+        let mesh = options.mesh;
+        let units = options.units as usize;
         let shard = options.numel() / mesh.shard_size();
         let whole = shard * mesh.shard_size();
         let by_rank_and_unit =

@@ -7,7 +7,8 @@ use crate::options::Options;
 /// Bytes that all ranks together read and write, if nothing is read or written twice and caches keep nothing from one
 /// pass to the next.
 pub(crate) fn of_a_step(options: &Options) -> u64 {
-    let (mesh, microbatches) = (options.mesh, u64::from(options.microbatches));
+    let mesh = options.mesh;
+    let microbatches = u64::from(options.microbatches);
     let ranks = mesh.world_size() as u64;
     let elements = u64::from(options.units) * u64::from(options.numel);
     let shard = elements / mesh.shard_size() as u64;

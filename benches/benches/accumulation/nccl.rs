@@ -53,8 +53,10 @@ struct Unit {
 
 impl ByNccl {
     fn new(options: &Options, id: UniqueId, rank: Rank) -> Result<Self, Box<dyn Error>> {
-        let (mesh, device) = (options.mesh, Device::new(0)?);
-        let (stream, patience) = (device.stream()?, Patience::until(ON_A_DEVICE, || false));
+        let mesh = options.mesh;
+        let device = Device::new(0)?;
+        let stream = device.stream()?;
+        let patience = Patience::until(ON_A_DEVICE, || false);
         let place = (rank.index(), mesh.world_size());
         let mut all = Communicator::join(&device, id, place, patience)?;
         let Coordinate { replicate_index, shard_index } = mesh.coordinate(rank);
@@ -64,7 +66,8 @@ impl ByNccl {
         let whole = shard * mesh.shard_size();
         let of = |value, len| filled(&stream, value, len);
         let unit = |_| -> Result<_, Box<dyn Error>> {
-            let (gradient, partial) = (of(GRADIENT, whole)?, of(0.0, shard)?);
+            let gradient = of(GRADIENT, whole)?;
+            let partial = of(0.0, shard)?;
             Ok(Unit { shard: of(0.0, shard)?, gradient, partial })
         };
         Ok(Self {

@@ -115,7 +115,8 @@ impl Options {
     }
 
     pub(crate) fn of_model(&self) -> ModelOptions {
-        let (parameters, wire) = (self.param_dtype, self.reduce_dtype);
+        let parameters = self.param_dtype;
+        let wire = self.reduce_dtype;
         ModelOptions {
             precision: Precision { parameters, wire, ..Precision::default() },
             accumulation: self.mode,

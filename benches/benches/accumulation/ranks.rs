@@ -39,7 +39,8 @@ fn of_job<T>(
 ) -> Result<Vec<Result<T, Failure>>, String> {
     let world = WorldOptions::default();
     let job = hsdp_comm::mpi::Job::join(world.deadline).map_err(|error| error.to_string())?;
-    let (mesh, processes) = (options.mesh, job.size());
+    let mesh = options.mesh;
+    let processes = job.size();
     if mesh.world_size() != processes {
         return Err(format!(
             "mesh {mesh} has {} ranks, and there are {processes} processes",

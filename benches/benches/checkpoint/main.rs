@@ -67,7 +67,8 @@ fn line(rounds: &[Round]) -> String {
         let times: Vec<Duration> = rounds.iter().map(time).collect();
         [least(&times), median(&times)]
     };
-    let (stall, copy) = (of(|round| round.stall), of(|round| round.copy));
+    let stall = of(|round| round.stall);
+    let copy = of(|round| round.copy);
     let ratio = |at: usize| stall[at].as_secs_f64() / copy[at].as_secs_f64();
     format!(
         "stall {:.1?} ({:.1?}), copy {:.1?} ({:.1?}), ratio {:.2} ({:.2}); poll {:.0?}, on the disk after {:.2?}",

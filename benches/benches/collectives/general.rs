@@ -65,7 +65,8 @@ pub(crate) const ALL: [Collective; 11] = [
     }),
     f32s("send_recv", Bus::HandedOver, |place| {
         let call = |group: &Group, place: Place, values: Vec<f32>| {
-            let (count, sent) = (values.len(), group.send(tag(), place.next(), values));
+            let count = values.len();
+            let sent = group.send(tag(), place.next(), values);
             let received = settled(group.recv(tag(), place.previous(), count))?;
             settled(sent)?;
             Ok(received)

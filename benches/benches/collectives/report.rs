@@ -26,7 +26,8 @@ pub(crate) fn row(
     times: &Times,
 ) -> Result<(), PrintError> {
     let Collective { name, bus, .. } = collective;
-    let (ranks, Times { least, median }) = (place.ranks, times);
+    let ranks = place.ranks;
+    let Times { least, median } = times;
     let bytes = if *bus == Bus::Empty { 0 } else { place.size().0 };
     if options.format == Format::Lines {
         let [least, median] = [least, median].map(Duration::as_secs_f64);

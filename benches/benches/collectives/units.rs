@@ -54,7 +54,8 @@ struct Gather {
 
 fn gather(place: Place, dtype: DType) -> Box<dyn Case> {
     let zeros = |len| HostBuffer::zeros(dtype, len).expect("a dtype of parameters");
-    let (target, mut shard) = (zeros(place.whole()), zeros(place.part));
+    let target = zeros(place.whole());
+    let mut shard = zeros(place.part);
     cast(shard.values_mut(), &place.brings(place.part));
     let shard = SharedBuffer::from(shard);
     Box::new(Gather { place, layout: layout(place), shard, targets: vec![target] })
@@ -62,7 +63,8 @@ fn gather(place: Place, dtype: DType) -> Box<dyn Case> {
 
 impl Case for Gather {
     fn call(&mut self, group: &Group) -> Result<(), Error> {
-        let (layout, shard) = (Arc::clone(&self.layout), self.shard.clone());
+        let layout = Arc::clone(&self.layout);
+        let shard = self.shard.clone();
         let targets = mem::take(&mut self.targets);
         self.targets = settled(group.gather_unit(Tag::default(), layout, shard, targets))?;
         Ok(())
@@ -124,7 +126,8 @@ fn all_reduce(place: Place, wire: Wire) -> Box<dyn Case> {
 
 impl Case for AllReduce {
     fn call(&mut self, group: &Group) -> Result<(), Error> {
-        let (values, scaling) = (mem::take(&mut self.values), Scaling::on(self.wire));
+        let values = mem::take(&mut self.values);
+        let scaling = Scaling::on(self.wire);
         self.values = settled(group.all_reduce_scaled(Tag::default(), values, scaling))?;
         Ok(())
     }

@@ -16,7 +16,8 @@ impl Copy {
     /// One that reads and writes so many bytes together.
     pub(crate) fn moving(source: &Source<'_>, bytes: usize) -> Result<Self, CudaError> {
         let len = (bytes / 2).div_ceil(size_of::<f32>());
-        let (source, target) = (source.device(DType::F32, 0, len)?, source.empty(DType::F32, len)?);
+        let target = source.empty(DType::F32, len)?;
+        let source = source.device(DType::F32, 0, len)?;
         Ok(Self { source, target })
     }
 }

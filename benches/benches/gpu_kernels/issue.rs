@@ -42,7 +42,8 @@ pub(crate) fn measure(
     let mut copy = Copy::moving(source, pack.bytes())?;
     let cases: [(&str, &mut dyn Case); 2] = [("pack", &mut pack), ("sum", &mut sum)];
     for (name, case) in cases {
-        let (mut times, mut copies) = (Vec::new(), Vec::new());
+        let mut times = Vec::new();
+        let mut copies = Vec::new();
         // The first row makes events, which later ones use again.
         row(source.stream, case)?;
         let before = memory::allocations();

@@ -43,15 +43,18 @@ impl Report {
     ) -> Result<(), Failure> {
         let bytes = measured.bytes;
         for (row, (time, copy)) in measured.times.iter().zip(&measured.copies).enumerate() {
-            let (size, time, copy) =
-                (size.map_or(0, |it| it.0), time.as_secs_f64(), copy.as_secs_f64());
+            let size = size.map_or(0, |it| it.0);
+            let time = time.as_secs_f64();
+            let copy = copy.as_secs_f64();
             self.line(&format_args!("\"{name}\",{size},{bytes},{row},{time:.9},{copy:.9}"))?;
         }
         let [least, median] = [measured.least(), measured.median()];
         let rate = bytes as f64 / median.as_secs_f64() / 1e9;
         let rate = size.map_or("-".to_owned(), |_| format!("{rate:.1}"));
         let size = size.map_or("-".to_owned(), |it| it.to_string());
-        let (moved, least, median) = (bytes as f64 / 1e6, time(least), time(median));
+        let moved = bytes as f64 / 1e6;
+        let least = time(least);
+        let median = time(median);
         let ratio = measured.of_a_copy();
         print(format_args!(
             "{name:<28}{size:>11}{moved:>11.2}{least:>11}{median:>11}{rate:>11}{ratio:>11.2}"

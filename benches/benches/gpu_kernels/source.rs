@@ -46,7 +46,8 @@ impl<'a> Source<'a> {
             _ => &self.patterns[0],
         };
         let mut buffer = self.empty(dtype, len)?;
-        let (mut at, mut from) = (0, first % PATTERN);
+        let mut at = 0;
+        let mut from = first % PATTERN;
         while at < len {
             let count = (PATTERN - from).min(len - at);
             buffer.copy(self.stream, at..at + count, (pattern, from..from + count))?;

@@ -59,7 +59,8 @@ struct Step {
 
 impl Step {
     fn of(options: &Options, row: &Row) -> Result<Self, Failure> {
-        let (spec, accumulation) = (options.size().spec(), row.mode);
+        let spec = options.size().spec();
+        let accumulation = row.mode;
         let computation =
             Computation::of(&spec, &Hints { lookup: &|_| false, attention: &|_| None });
         let choices = PlanOptions { accumulation, ..PlanOptions::default() };

@@ -48,7 +48,8 @@ fn run(options: &Options) -> Result<(), Failure> {
 /// Fails if the errors are larger than they were.
 fn check(held: &Held) -> Result<(), Failure> {
     let errors = held.errors();
-    let (found, most) = ([errors.mean(), errors.worst()], held.most);
+    let found = [errors.mean(), errors.worst()];
+    let most = held.most;
     match found[0] < most[0] && found[1] < most[1] {
         true => Ok(()),
         false => Err(Failure::Work(format!(

@@ -71,7 +71,8 @@ fn draw_steps<'a, 'b: 'a>(chart: &mut Chart<'a, 'b>, held: &[Held]) -> Result<()
         let points =
             held.steps.iter().map(|(_, (predicted, measured))| (ms(*measured), ms(*predicted)));
         let marks = points.map(|point| Circle::new(point, 3, color.mix(0.6).filled()));
-        let (count, mean) = (held.steps.len(), 100.0 * held.errors().mean());
+        let count = held.steps.len();
+        let mean = 100.0 * held.errors().mean();
         chart
             .draw_series(marks)?
             .label(format!("{}: {count} steps, mean error {mean:.1} %", held.name))

@@ -54,8 +54,10 @@ fn draw_half(area: &Area<'_>, half: &Half<'_>) -> Result<(), Box<dyn Error>> {
     let all = || half.lines.iter().flat_map(|(_, points)| *points);
     let Some(most) = all().map(|point| point.ranks).max() else { return Ok(()) };
     let times = || all().map(|point| point.seconds * scale);
-    let (least, longest) = (times().fold(f64::MAX, f64::min), times().fold(0.0, f64::max));
-    let (x, y) = ((3.0..most as f64 * 1.3).log_scale(), (least / 2.0..longest * 2.0).log_scale());
+    let least = times().fold(f64::MAX, f64::min);
+    let longest = times().fold(0.0, f64::max);
+    let x = (3.0..most as f64 * 1.3).log_scale();
+    let y = (least / 2.0..longest * 2.0).log_scale();
     let mut chart = ChartBuilder::on(area)
         .margin(12)
         .caption(half.title, ("sans-serif", 13))

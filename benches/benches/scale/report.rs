@@ -41,7 +41,8 @@ impl Report {
             show(name, points, 1e6)?;
         }
         if let [first, .., last] = &*self.nccl {
-            let (ranks, times) = (last.ranks, last.seconds / first.seconds);
+            let ranks = last.ranks;
+            let times = last.seconds / first.seconds;
             print(format_args!(
                 "  NCCL: {times:.2} times as much with {ranks} ranks as with {}",
                 first.ranks

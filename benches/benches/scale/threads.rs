@@ -23,8 +23,9 @@ pub(crate) fn operation(
     options: &Options,
 ) -> Result<Point, Failure> {
     let of_world = WorldOptions { between, deadline: DEADLINE, ..WorldOptions::default() };
-    let (model, barrier, began) =
-        (ModelOptions::on(mesh(ranks)?), Barrier::new(ranks), Mutex::new(Duration::ZERO));
+    let model = ModelOptions::on(mesh(ranks)?);
+    let barrier = Barrier::new(ranks);
+    let began = Mutex::new(Duration::ZERO);
     // The last step ends with an agreement of all ranks, and the first begins for none before the clock is read.
     let ran = launch(ranks, of_world, |world: World| {
         let begin = || {

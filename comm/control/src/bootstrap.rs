@@ -71,12 +71,14 @@ impl Bootstrap {
         let world: u32 = number(get, "WORLD_SIZE")?.unwrap_or_default();
         let wrong_size = |error| wrong("WORLD_SIZE", Some(world.to_string()), error);
         check_world(world).map_err(wrong_size)?;
-        let (rank, local_rank) = (below(get, "RANK", world)?, below(get, "LOCAL_RANK", world)?);
+        let rank = below(get, "RANK", world)?;
+        let local_rank = below(get, "LOCAL_RANK", world)?;
         if local_rank > rank {
             let problem = format!("it must not exceed RANK={rank}, which counts over all hosts");
             return Err(wrong("LOCAL_RANK", Some(local_rank.to_string()), problem));
         }
-        let (host, port) = (get("MASTER_ADDR")?.unwrap_or_default(), port(get)?);
+        let host = get("MASTER_ADDR")?.unwrap_or_default();
+        let port = port(get)?;
         let options = Options::new(job(get)?, secret(world)?, Terms::new(world));
         let options = Options { address: resolve(&host, port)?, ..options };
         Ok(Self { rank: Rank::new(rank as usize), local_rank, options })

@@ -58,7 +58,10 @@ impl Connection {
     ) -> Self {
         let now = Instant::now();
         let awake = Wakefulness::new(now, &deadlines);
-        let (heard, next_beat, waiting, told) = (now, now, None, None);
+        let heard = now;
+        let next_beat = now;
+        let waiting = None;
+        let told = None;
         Self { stream, shared, ends, deadlines, heard, next_beat, awake, waiting, told }
     }
 

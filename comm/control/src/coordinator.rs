@@ -200,7 +200,8 @@ impl Coordinator {
     }
 
     fn incomplete(&self) -> ControlError {
-        let (missing, came) = (self.places.missing(), self.places.there());
+        let missing = self.places.missing();
+        let came = self.places.there();
         ControlError::Incomplete { after: self.deadlines.rendezvous, missing, came }
     }
 

@@ -39,7 +39,8 @@ impl Membership {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(ControlError::system("start a member"))?;
         let ends = Ends { rank, server: options.address };
-        let (shared, (messages, queue)) = (Arc::new(Shared::new(world)), mpsc::unbounded_channel());
+        let shared = Arc::new(Shared::new(world));
+        let (messages, queue) = mpsc::unbounded_channel();
         let farewell = options.deadlines.handshake;
         let joining = Joining { ends, options };
         let most = joining.most() + farewell;
@@ -59,7 +60,8 @@ impl Membership {
         let thread = thread.spawn(work).map_err(ControlError::system("start a member's thread"))?;
         let late = ControlError::system("join, since its thread does not answer");
         outcome.recv_timeout(most).map_err(late)??;
-        let (messages, thread) = (Some(messages), Some(thread));
+        let messages = Some(messages);
+        let thread = Some(thread);
         Ok(Self { ends, world, farewell, shared, messages, thread })
     }
 }
@@ -104,7 +106,8 @@ impl Joining {
             }
             time::sleep_until(until.min(Instant::now() + pauses.next())).await;
             if Instant::now() >= until {
-                let (ends, after) = (self.ends, self.most());
+                let ends = self.ends;
+                let after = self.most();
                 return Err(ControlError::Unreachable { ends, after, found });
             }
         }
@@ -135,7 +138,8 @@ impl Joining {
         };
         let transcript = Transcript::new(&hello, &challenge.nonce);
         if !transcript.is_proved(secret, &COORDINATOR, &challenge.proof) {
-            let (server, job) = (self.ends.server, self.options.job.clone());
+            let server = self.ends.server;
+            let job = self.options.job.clone();
             return Err(Miss::Never(ControlError::Secret { server, job }));
         }
         send(&out, Kind::Proof(Proof { proof: transcript.proof(secret, &MEMBER) })).await?;
@@ -182,7 +186,8 @@ impl Joining {
     }
 
     fn refused(&self, refusal: Refusal) -> Miss {
-        let (ends, wanted) = (self.ends, self.options.job.clone());
+        let ends = self.ends;
+        let wanted = self.options.job.clone();
         let found = refusal.job.map(|name| Job { name, start: refusal.start });
         Miss::Never(match found {
             Some(found) => ControlError::OtherJob { server: ends.server, wanted, found },

@@ -125,7 +125,8 @@ fn read_private(path: &Path) -> Result<Zeroizing<Vec<u8>>, String> {
 }
 
 fn parse(digits: &[u8]) -> Result<Secret, String> {
-    let (count, most) = (digits.len(), 2 * BYTES);
+    let count = digits.len();
+    let most = 2 * BYTES;
     if count != most {
         return Err(format!("it has {count} characters, it must have {most} hexadecimal digits"));
     }

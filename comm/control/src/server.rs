@@ -168,7 +168,8 @@ async fn attend(
     let has_stream = AtomicBool::new(false);
     let service = service_fn(|request| {
         let is_first = !has_stream.swap(true, Ordering::Relaxed);
-        let (members, connection) = (Arc::clone(members), Arc::clone(connection));
+        let members = Arc::clone(members);
+        let connection = Arc::clone(connection);
         let answer = wire::answer(request, move |frames, replies| {
             if !is_first {
                 return Err(Status::resource_exhausted("a connection carries one stream"));

@@ -97,7 +97,8 @@ pub(crate) struct Inside {
 impl Shared {
     pub(crate) fn new(world: u32) -> Self {
         let status = Status { states: vec![State::Alive; world as usize], ended: None };
-        let (passed, heard) = (VecDeque::new(), Instant::now());
+        let passed = VecDeque::new();
+        let heard = Instant::now();
         let state = Mutex::new(Inside { status, passed, farewell: false, heard });
         Self { state, changed: Condvar::new(), listener: OnceLock::new() }
     }

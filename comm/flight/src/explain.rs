@@ -193,7 +193,8 @@ fn mismatch(operations: &Operations<'_>) -> Option<Finding> {
         operation.entries().any(|entry| !first.agrees_with(entry))
     });
     let operation = disagree.min_by_key(|operation| operation.began)?;
-    let (first, members) = (Box::new(*operation.first()), operations.members(operation));
+    let first = Box::new(*operation.first());
+    let members = operations.members(operation);
     Some(Finding::Mismatch { operation: first, members: members.collect() })
 }
 
@@ -305,7 +306,8 @@ impl<'a> Operations<'a> {
         let newest = newest_first.first().copied();
         let size = newest.map_or(0, |record| record.size);
         let is_older = |it: &FlightRecord| newest.and_then(|newest| it.time_until_world_of(newest));
-        let (mut records, mut left_out) = (BTreeMap::new(), Vec::new());
+        let mut records = BTreeMap::new();
+        let mut left_out = Vec::new();
         for record in newest_first {
             let is_of_the_world = record.size == size && is_older(record).is_none();
             if is_of_the_world && !records.contains_key(&record.rank) {
@@ -405,7 +407,8 @@ fn by_operation<'a>(
 ) -> (Lowest, BTreeMap<OperationKey, OperationSeen<'a>>) {
     let groups = records.values().flat_map(|record| &record.groups);
     let members: BTreeMap<GroupId, &[Rank]> = groups.map(|it| (it.id, &*it.ranks)).collect();
-    let (mut lowest, mut operations) = (Lowest::new(), BTreeMap::new());
+    let mut lowest = Lowest::new();
+    let mut operations = BTreeMap::new();
     for (rank, record) in records {
         for entry in &record.entries {
             let first = lowest.entry((*rank, entry.group, entry.epoch)).or_insert(entry.sequence);
@@ -413,8 +416,10 @@ fn by_operation<'a>(
             if !meets_others(entry, &members) {
                 continue;
             }
-            let (key, began) = (key_of(entry), record.unix_ns(entry.issued_ns));
-            let (members, issued) = (Vec::new(), BTreeMap::new());
+            let key = key_of(entry);
+            let began = record.unix_ns(entry.issued_ns);
+            let members = Vec::new();
+            let issued = BTreeMap::new();
             let new = OperationSeen { key, members, issued, began };
             let operation = operations.entry(key).or_insert(new);
             operation.began = operation.began.min(began);

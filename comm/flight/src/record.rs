@@ -147,7 +147,10 @@ impl FlightEntry {
         let elements = descriptor.counts.total();
         let bytes = elements.saturating_mul(dtype.map_or(0, DType::size_bytes)) as u64;
         let uneven = matches!(descriptor.counts, Counts::Splits { .. });
-        let (state, issued_ns, waited_ns, settled_ns) = (FlightState::Issued, now, None, None);
+        let state = FlightState::Issued;
+        let issued_ns = now;
+        let waited_ns = None;
+        let settled_ns = None;
         #[rustfmt::skip]
         let entry = Self {
             number, group, channel, epoch, sequence, op, reduction, dtype, elements, uneven, bytes, root, peer, scaling, tag,

@@ -83,7 +83,8 @@ prop_compose! {
         for (number, entry) in (overwritten..).zip(&mut entries) {
             entry.number = number;
         }
-        let (rank, groups) = (Rank::new(rank), groups.into_iter().map(|(_, group)| group).collect());
+        let rank = Rank::new(rank);
+let groups = groups.into_iter().map(|(_, group)| group).collect();
         FlightRecord { rank, size, step, epoch, began_unix_us, taken_ns, end, overwritten, groups, entries }
     }
 }
@@ -124,13 +125,20 @@ proptest! {
 /// A record of rank 1 of 2, in a ring of so many entries, which has issued so many barriers.
 fn recorded(entries: usize, issued: u64) -> FlightRecord {
     let ranks: Arc<[Rank]> = [0, 1].map(Rank::new).into();
-    let (channel, recorder) = (Channel::Reduce, Recorder::new(entries, Origin::now()));
+    let channel = Channel::Reduce;
+    let recorder = Recorder::new(entries, Origin::now());
     let group = GroupId::of(&ranks, channel);
     recorder.know(group, channel, &ranks);
     for sequence in 0..issued {
         let tag = Tag::new(Stage::Reduce).unit(UnitId::new(3)).step(7);
-        let (reduction, dtype, counts) = (None, None, Counts::Each(0));
-        let (root, peer, scaling, op, epoch) = (None, None, None, Op::Barrier, 0);
+        let reduction = None;
+        let dtype = None;
+        let counts = Counts::Each(0);
+        let root = None;
+        let peer = None;
+        let scaling = None;
+        let op = Op::Barrier;
+        let epoch = 0;
         recorder.issue(&Descriptor {
             group,
             channel,

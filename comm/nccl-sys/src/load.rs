@@ -81,7 +81,8 @@ impl Nccl {
     fn of(library: Library) -> Result<Self, Error> {
         let version = library.version()?;
         if version < Version::OLDEST {
-            let (found, needed) = (version, Version::OLDEST);
+            let found = version;
+            let needed = Version::OLDEST;
             return Err(Error::TooOld { library: library.name, found, needed });
         }
         Ok(Self { functions: Functions::found_in(&library)?, version, library: library.name })

@@ -45,7 +45,9 @@ impl Member {
         let passage = |_| Passage::new(membership.most_passed());
         let passages = (0..membership.size()).map(passage).collect();
         let mail = Mail { passages, arrived: HashMap::new() };
-        let (worlds, failed, mail) = (AtomicU32::new(0), AtomicBool::new(false), Mutex::new(mail));
+        let worlds = AtomicU32::new(0);
+        let failed = AtomicBool::new(false);
+        let mail = Mutex::new(mail);
         let wakers = Arc::<Mutex<HashMap<u32, Waker>>>::default();
         let called = Arc::clone(&wakers);
         membership.listen(Box::new(move || called.lock().values().for_each(|waker| waker())));
@@ -131,7 +133,8 @@ impl Member {
 
     /// The next message of a world, and its sender; messages of other worlds are kept for them.
     pub(super) fn take(&self, world: u32) -> Result<Option<(Rank, Bytes)>, TransportError> {
-        let (mut mail, mut senders) = (self.mail.lock(), BTreeSet::new());
+        let mut mail = self.mail.lock();
+        let mut senders = BTreeSet::new();
         while let Some(Passed { from, number, message }) = self.membership().take_passed() {
             let garbled = |problem| TransportError { peer: Some(from), problem };
             let came = mail.passages[from.index()].take(number, &message).map_err(garbled)?;

@@ -32,7 +32,9 @@ impl Piece {
         let head = piece.first_chunk::<HEAD>().ok_or("a piece without a head")?;
         let long = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("eight"));
         let world = u32::from_le_bytes(head[..4].try_into().expect("four bytes"));
-        let (bytes, offset, part) = (long(4), long(12), piece.slice(HEAD..));
+        let bytes = long(4);
+        let offset = long(12);
+        let part = piece.slice(HEAD..);
         let end = offset.checked_add(part.len() as u64);
         if end.is_none_or(|end| end > bytes) || part.is_empty() {
             return Err(format!(
@@ -108,7 +110,8 @@ impl Passage {
     pub(super) fn new(kept: usize) -> Self {
         // Two are left for reports of received pieces, which are sent when half of the pieces that may be under way have come.
         let most = u32::try_from(kept.saturating_sub(2)).unwrap_or(u32::MAX).max(1);
-        let (sending, coming) = (VecDeque::new(), None);
+        let sending = VecDeque::new();
+        let coming = None;
         Self { most, sending, sent: 0, taken: 0, coming, came: 0, told: 0 }
     }
 

@@ -76,8 +76,8 @@ impl Transport for ControlTransport {
             self.member.ask();
             sync::now()
         });
-        let (since, silence) =
-            (sync::now().saturating_duration_since(asked), self.member.silence());
+        let since = sync::now().saturating_duration_since(asked);
+        let silence = self.member.silence();
         if since < ANSWER && silence >= since {
             return Answer::Awaited;
         }

@@ -47,7 +47,8 @@ pub(crate) fn waiting_for_each_other(rows: Vec<MismatchRow>) -> Error {
 
 /// The first call of a group after which two ranks have other hashes.
 pub(crate) fn difference(look: &Look) -> Option<(GroupId, u64)> {
-    let (mut known, mut first) = (BTreeMap::new(), BTreeMap::new());
+    let mut known = BTreeMap::new();
+    let mut first = BTreeMap::new();
     let rolled = look.values().flat_map(|state| &state.rolled);
     for (group, (index, hash)) in
         rolled.flat_map(|(group, it)| it.hashes.iter().map(move |it| (*group, it)))
@@ -118,8 +119,10 @@ fn edges<'a>(look: &'a Look, rank: Rank, wait: &'a MemberWait) -> impl Iterator<
 /// read: the lowest of them. If there is none, the lowest rank that a reached one misses. `None` if
 /// work takes long, and no code of users is called.
 pub(crate) fn culprit(look: &Look, rank: Rank, wait: &Wait) -> Option<Rank> {
-    let (mut culprits, mut awaited) = (BTreeSet::new(), BTreeSet::new());
-    let (mut reached, mut followed) = (vec![(rank, wait)], 0);
+    let mut culprits = BTreeSet::new();
+    let mut awaited = BTreeSet::new();
+    let mut reached = vec![(rank, wait)];
+    let mut followed = 0;
     while let Some((rank, wait)) = reached.get(followed).copied() {
         followed += 1;
         let members = match wait {
@@ -164,7 +167,8 @@ fn circle(look: &Look, before: &Look) -> Vec<MismatchRow> {
     loop {
         let of_issuers = stuck.iter().filter(|(_, wait)| wait.is_of_issuer);
         let issuers: BTreeSet<Rank> = of_issuers.map(|(rank, _)| *rank).collect();
-        let (count, mut short) = (stuck.len(), BTreeMap::new());
+        let count = stuck.len();
+        let mut short = BTreeMap::new();
         stuck.retain(|(rank, wait)| {
             // One list for all that wait in one operation.
             let short = short.entry(wait.key()).or_insert_with(|| short_of(look, wait, &issuers));

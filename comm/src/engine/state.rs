@@ -23,7 +23,8 @@ pub(crate) struct WorldState {
 
 impl WorldState {
     pub(crate) fn new(size: usize, options: WorldOptions) -> Arc<Self> {
-        let (entries, origin) = (options.flight_entries, Origin::now());
+        let entries = options.flight_entries;
+        let origin = Origin::now();
         let record = |_| Arc::new(Record::new(Recorder::new(entries, origin)));
         Arc::new(Self {
             options,

@@ -127,11 +127,11 @@ fn in_place<T: hsdp_kernels::Element>(values: Vec<Vec<T>>) -> Vec<Vectors<T>> {
 fn scaled(
     values: Vec<Vec<f32>>,
     scaling: Scaling,
-) -> Result<impl Work<Gets = Vectors<f32>>, String> {
+) -> Result<impl Work<Gets = Filled<f32>>, String> {
     assemble(sum(Op::AllReduce, values[0].len()).scaling(scaling), in_place(values))
 }
 
-fn vecs<T>(outputs: Vec<Vectors<T>>) -> Vec<Vec<T>> {
+fn vecs<T>(outputs: Vec<Filled<T>>) -> Vec<Vec<T>> {
     outputs.into_iter().map(Vec::from).collect()
 }
 
@@ -160,7 +160,7 @@ fn buffers_of(lens: [(usize, Option<usize>); 3]) -> Vec<Vectors<u32>> {
     lens.map(buffers).into()
 }
 
-fn all_ones(outputs: Vec<Vectors<u32>>) -> bool {
+fn all_ones(outputs: Vec<Filled<u32>>) -> bool {
     outputs.into_iter().flat_map(Vec::from).all(|element| element == 1)
 }
 
@@ -204,7 +204,7 @@ fn at_root_two(len: usize) -> Vec<Vectors<u32>> {
 fn what_is_lent_comes_back_and_what_is_given_is_dropped() {
     let left = |call, all: Vec<Vectors<u32>>, outputs| {
         let outputs = partition(assemble(call, all).expect("they fit"), outputs);
-        outputs.iter().map(|it| it.source.len()).collect::<Vec<usize>>()
+        outputs.iter().map(|it| it.source.as_ref().map_or(0, Vec::len)).collect::<Vec<usize>>()
     };
     let reduce = sum(Op::Reduce, 5).root(Rank::new(2));
     assert_eq!(left(reduce, at_root_two(5), 1), [0, 5, 0]);

@@ -178,7 +178,8 @@ impl UnitReduceContribution {
 fn places(layout: &UnitLayout, slot: usize) -> impl Iterator<Item = (Option<Piece>, Range<usize>)> {
     let trainable = |piece: &Piece| layout.params()[piece.param].role == Role::Trainable;
     let pieces = layout.pieces(slot).take_while(trainable).map(Some).chain([None]);
-    let (len, mut end) = (layout.trainable().shard_len, 0);
+    let len = layout.trainable().shard_len;
+    let mut end = 0;
     pieces.flat_map(move |piece| {
         let place = piece.map_or(len..len, |it| it.shard_range());
         let padding = mem::replace(&mut end, place.end)..place.start;
@@ -234,7 +235,8 @@ impl UnitReduce {
         partial: &mut [f32],
         meter: &Meter<'_>,
     ) {
-        let (scaling, fold) = (self.scaling, self.members[owner].fold);
+        let scaling = self.scaling;
+        let fold = self.members[owner].fold;
         let mut first = None;
         if self.members.len() <= FUSED {
             self.lend(0..self.members.len(), &[], gradient, meter, &mut |contributions| {
@@ -300,7 +302,8 @@ impl UnitReduce {
 
     /// Notes why an element of a piece is not finite, unless one before it is known.
     fn note(&self, owner: usize, gradient: &Gradient, offset: usize, meter: &Meter<'_>) {
-        let (param, place) = (gradient.param, gradient.start + offset);
+        let param = gradient.param;
+        let place = gradient.start + offset;
         let at = gradient.range.start + offset;
         let is_culprit = |slot: &usize| self.is_not_finite(*slot, param, at, meter);
         let from = (0..self.members.len()).find(is_culprit).map(|slot| meter.rank(slot));
@@ -347,7 +350,8 @@ impl Work for UnitReduce {
         let (owner, range) = self.cuts.block(block);
         // SAFETY: CO-2, blocks of one partial do not overlap, and each is run once.
         let partial = unsafe { take(&self.members[owner].partial, range.clone()) };
-        let (start, mut filled) = (range.start, 0);
+        let start = range.start;
+        let mut filled = 0;
         for (param, place, part) in pieces_in(self.pieces(owner), range) {
             let (start, place) = (place.start, place.start - start..place.end - start);
             self.pad(owner, &mut partial[filled..place.start]);
@@ -377,7 +381,8 @@ struct Gradient {
 
 /// Makes the contribution of this member to its own part, in the dtype of the wire.
 pub(super) fn packed(at: At<'_>, fill: impl FnOnce(ValuesMut<'_>, Divisor)) -> Vec<u64> {
-    let (bytes, scaling) = (at.pattern().bytes_from(0, at.slot), at.scaling());
+    let bytes = at.pattern().bytes_from(0, at.slot);
+    let scaling = at.scaling();
     let mut packed = vec![0_u64; bytes.div_ceil(8)];
     let own = &mut bytemuck::cast_slice_mut(&mut packed)[..bytes];
     fill(values_mut(scaling.wire.dtype(), own), scaling.pre);
@@ -391,7 +396,8 @@ pub(super) fn contributions<'a>(
     own: &'a [u64],
     received: &'a Received<'_>,
 ) -> Vec<Values<'a>> {
-    let (bytes, dtype) = (at.pattern().bytes_from(0, at.slot), summed(at).wire.dtype());
+    let bytes = at.pattern().bytes_from(0, at.slot);
+    let dtype = summed(at).wire.dtype();
     let own = &bytemuck::cast_slice(own)[..bytes];
     let of = |slot| if slot == at.slot { own } else { received.bytes(slot) };
     (0..at.ranks.len()).map(|slot| values(dtype, of(slot))).collect()

@@ -61,7 +61,7 @@ pub struct Lent<T> {
 }
 
 /// The elements that a member gives, and the buffer that it fills, if it takes any: the
-/// contribution, and the output. Elements of a target without a source are combined in place.
+/// contribution. Elements of a target without a source are combined in place.
 pub(crate) struct Vectors<T> {
     pub(crate) source: Source<T>,
     pub(crate) target: Option<Vec<T>>,
@@ -97,16 +97,6 @@ impl<T: Element> Vectors<T> {
         Self { route, ..Self::new(Source::Given(values), None) }
     }
 
-    /// Makes the output when the work is done: a source that was given is dropped now, and not when
-    /// the member waits.
-    fn done(source: Source<T>, target: Option<Vec<T>>) -> Self {
-        let source = match source {
-            Source::Given(_) => Source::nothing(),
-            Source::Lent(elements) => Source::Lent(elements),
-        };
-        Self::new(source, target)
-    }
-
     /// Returns the member to which this one hands its vector.
     fn destination(&self) -> Option<usize> {
         match self.route {
@@ -122,40 +112,58 @@ impl<T: Element> Vectors<T> {
     }
 }
 
-impl<T> From<Vectors<T>> for () {
-    fn from(_: Vectors<T>) {}
-}
-
-/// A member that takes nothing keeps its source.
-impl<T> From<Vectors<T>> for Vec<T> {
-    fn from(vectors: Vectors<T>) -> Self {
-        vectors.target.unwrap_or_else(|| vectors.source.into_elements())
-    }
-}
-
-/// A member that takes nothing gets nothing.
-impl<T> From<Vectors<T>> for Option<Vec<T>> {
-    fn from(vectors: Vectors<T>) -> Self {
-        vectors.target
-    }
-}
-
-/// Both come back.
-impl<T> From<Vectors<T>> for Lent<T> {
-    fn from(vectors: Vectors<T>) -> Self {
-        let Vectors { source, target, .. } = vectors;
-        Self { source: source.into_elements(), target: target.unwrap_or_default() }
-    }
-}
-
 impl<T: Element> From<Lent<T>> for Vectors<T> {
     fn from(lent: Lent<T>) -> Self {
         Self::new(Source::Lent(lent.source), Some(lent.target))
     }
 }
 
+/// The vectors that a member gets back.
+pub(crate) struct Filled<T> {
+    /// The source, if it was lent.
+    pub(super) source: Option<Vec<T>>,
+    pub(super) target: Option<Vec<T>>,
+}
+
+impl<T> Filled<T> {
+    /// Makes the output when the work is done: a source that was given is dropped now, and not when
+    /// the member waits.
+    fn new(source: Source<T>, target: Option<Vec<T>>) -> Self {
+        match source {
+            Source::Given(_) => Self { source: None, target },
+            Source::Lent(elements) => Self { source: Some(elements), target },
+        }
+    }
+}
+
+impl<T> From<Filled<T>> for () {
+    fn from(_: Filled<T>) {}
+}
+
+/// A member that takes nothing keeps its source.
+impl<T> From<Filled<T>> for Vec<T> {
+    fn from(filled: Filled<T>) -> Self {
+        filled.target.or(filled.source).unwrap_or_default()
+    }
+}
+
+/// A member that takes nothing gets nothing.
+impl<T> From<Filled<T>> for Option<Vec<T>> {
+    fn from(filled: Filled<T>) -> Self {
+        filled.target
+    }
+}
+
+/// Both come back.
+impl<T> From<Filled<T>> for Lent<T> {
+    fn from(filled: Filled<T>) -> Self {
+        let Filled { source, target } = filled;
+        Self { source: source.unwrap_or_default(), target: target.unwrap_or_default() }
+    }
+}
+
 impl<T: Element> Contribute for Vectors<T> {
-    type Gets = Self;
+    type Gets = Filled<T>;
     type Work = Exchanging<T>;
     const FUNCTION: u8 = 1;
 
@@ -184,7 +192,7 @@ impl<T: Element> Contribute for Vectors<T> {
                 check_pairs(all.len(), sends, |to, from| nth(of(to).1, from).len())?;
             }
             VectorRoute::Handed { .. } => {
-                let destinations: Vec<_> = all.iter().map(Self::destination).collect();
+                let destinations: PerMember<_> = all.iter().map(Self::destination).collect();
                 let givers = givers_of(&destinations)?;
                 all.iter_mut().zip(givers).for_each(|(own, giver)| own.set_giver(giver));
             }
@@ -237,7 +245,7 @@ impl<T: Element> Contribute for Vectors<T> {
                     let to = usize::try_from(said(slot).note.checked_sub(1)?);
                     to.ok().filter(|to| *to < members)
                 };
-                let destinations: Vec<_> = (0..members).map(destination).collect();
+                let destinations: PerMember<_> = (0..members).map(destination).collect();
                 self.set_giver(givers_of(&destinations)?[at.slot]);
             }
         }
@@ -263,10 +271,10 @@ impl<T: Element> Contribute for Vectors<T> {
             }
             (None, _) => {}
         }
-        at.go_on(Self { target, ..self }, |own| Self::done(own.source, own.target))
+        at.go_on(Self { target, ..self }, |own| Filled::new(own.source, own.target))
     }
 
-    fn alone(mut self, at: At<'_>) -> Self {
+    fn alone(mut self, at: At<'_>) -> Filled<T> {
         if let VectorRoute::Handed { to, .. } = self.route {
             let giver = to.filter(|to| *to == at.slot);
             return self.handed_by(giver, at, |_| Vec::new());
@@ -276,7 +284,7 @@ impl<T: Element> Contribute for Vectors<T> {
         if let (Some(target), None) = (&mut target, at.actual.scaling) {
             imagine(&self.pattern(at.pattern()), self.source.elements(), target);
         }
-        Self::new(self.source, target)
+        Filled::new(self.source, target)
     }
 }
 
@@ -288,13 +296,13 @@ impl<T: Element> Vectors<T> {
         giver: Option<usize>,
         at: At<'_>,
         of_other: impl FnOnce(usize) -> Vec<T>,
-    ) -> Self {
+    ) -> Filled<T> {
         let values = match giver {
             Some(giver) if giver == at.slot => self.source.into_elements(),
             Some(giver) => of_other(giver),
             None => unhanded(at),
         };
-        Self::new(Source::nothing(), Some(values))
+        Filled { source: None, target: Some(values) }
     }
 }
 
@@ -326,8 +334,8 @@ fn check_pairs(
 }
 
 /// Returns, by receiver, the member that gives to it.
-fn givers_of(destinations: &[Option<usize>]) -> Result<Vec<Option<usize>>, String> {
-    let mut givers = vec![None; destinations.len()];
+fn givers_of(destinations: &[Option<usize>]) -> Result<PerMember<Option<usize>>, String> {
+    let mut givers = PerMember::from_elem(None, destinations.len());
     for (from, destination) in destinations.iter().enumerate() {
         let Some(to) = *destination else { continue };
         if let Some(other) = givers[to].replace(from) {
@@ -431,8 +439,8 @@ struct Move {
 /// The work of a collective on vectors.
 pub(crate) struct Exchanging<T> {
     /// By slot.
-    sources: Vec<Source<T>>,
-    targets: Vec<Option<DisjointVec<T>>>,
+    sources: PerMember<Source<T>>,
+    targets: PerMember<Option<DisjointVec<T>>>,
     blocks: Blocks<T>,
 }
 
@@ -440,7 +448,7 @@ pub(crate) struct Exchanging<T> {
 enum Blocks<T> {
     /// Moves of elements, and how they are written. No two moves to one member overlap in its
     /// target.
-    Copy { moves: Vec<Move>, copy: fn(&mut [T], &[T]) },
+    Copy { moves: PerMember<Move>, copy: fn(&mut [T], &[T]) },
     /// Each target gets the combination of its part of all sources. These are cuts of the targets.
     CombineApart(How, Cuts),
     /// The combination of all members' elements replaces those of targets.
@@ -489,7 +497,7 @@ impl<T: Element> Exchanging<T> {
             }
             (Op::Permute | Op::Send | Op::Recv, None) => {
                 hand_over(&mut all, at);
-                Blocks::Copy { moves: Vec::new(), copy: <[T]>::copy_from_slice }
+                Blocks::Copy { moves: PerMember::new(), copy: <[T]>::copy_from_slice }
             }
             (op, None) => {
                 if matches!(op, Op::AllGather | Op::Gather) {
@@ -562,9 +570,9 @@ fn hand_over<T: Element>(all: &mut [Vectors<T>], at: At<'_>) {
 
 /// Returns the moves of the pattern, in blocks of at most `most` elements. CO-2 rests on the
 /// pattern: the places that a member takes elements of others to do not overlap.
-fn moves<T: Element>(all: &[Vectors<T>], at: At<'_>, most: usize) -> Vec<Move> {
+fn moves<T: Element>(all: &[Vectors<T>], at: At<'_>, most: usize) -> PerMember<Move> {
     let plain = at.pattern();
-    let mut moves = Vec::new();
+    let mut moves = PerMember::new();
     for from in 0..all.len() {
         let giver = all[from].pattern(plain.at(from));
         for to in plain.takers() {
@@ -583,7 +591,7 @@ fn moves<T: Element>(all: &[Vectors<T>], at: At<'_>, most: usize) -> Vec<Move> {
 }
 
 impl<T: Element> Work for Exchanging<T> {
-    type Gets = Vectors<T>;
+    type Gets = Filled<T>;
 
     fn blocks(&self) -> usize {
         match &self.blocks {
@@ -630,9 +638,9 @@ impl<T: Element> Work for Exchanging<T> {
         }
     }
 
-    fn finish(self) -> Outputs<Vectors<T>> {
+    fn finish(self) -> Outputs<Filled<T>> {
         let filled = self.targets.into_iter().map(|target| target.map(DisjointVec::into_vec));
         let members = self.sources.into_iter().zip(filled);
-        members.map(|(source, target)| Vectors::done(source, target)).collect()
+        members.map(|(source, target)| Filled::new(source, target)).collect()
     }
 }

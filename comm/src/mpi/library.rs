@@ -140,8 +140,10 @@ impl Drop for Library {
 impl Locked<'_> {
     /// Begins to send bytes, a multiple of [`BLOCK_BYTES`], which stay where they are until the request is complete.
     pub(super) fn send(&self, bytes: &[u8], to: usize, tag: c_int) -> Result<Request, MpiError> {
-        let (data, count) = (bytes.as_ptr().cast::<c_void>(), blocks(bytes.len()));
-        let (block, communicator) = (self.library.block, self.library.communicator);
+        let data = bytes.as_ptr().cast::<c_void>();
+        let count = blocks(bytes.len());
+        let block = self.library.block;
+        let communicator = self.library.communicator;
         let mut request = null_request();
         // SAFETY: MP-3, so many blocks lie there, and stay until the request is complete.
         let code = unsafe {
@@ -155,10 +157,13 @@ impl Locked<'_> {
     /// Looks for a message that has come.
     pub(super) fn find(&self, tag: c_int) -> Result<Option<Found>, MpiError> {
         let mut message = constant(&raw const ffi::RSMPI_MESSAGE_NULL);
-        let (mut flag, mut status) = (0, status());
+        let mut flag = 0;
+        let mut status = status();
         let any = constant(&raw const ffi::RSMPI_ANY_SOURCE);
         let Library { communicator, block, .. } = *self.library;
-        let (to_flag, to_message, to_status) = (&raw mut flag, &raw mut message, &raw mut status);
+        let to_flag = &raw mut flag;
+        let to_message = &raw mut message;
+        let to_status = &raw mut status;
         // SAFETY: MP-2, all that is written to lies here.
         let code =
             unsafe { ffi::MPI_Improbe(any, tag, communicator, to_flag, to_message, to_status) };
@@ -179,8 +184,10 @@ impl Locked<'_> {
 
     /// Begins to receive a message into bytes of its length, which stay where they are until the request is complete.
     pub(super) fn receive(&self, found: Found, bytes: &mut [u8]) -> Result<Request, MpiError> {
-        let (data, count) = (bytes.as_mut_ptr().cast::<c_void>(), blocks(bytes.len()));
-        let (mut message, mut request) = (found.message, null_request());
+        let data = bytes.as_mut_ptr().cast::<c_void>();
+        let count = blocks(bytes.len());
+        let mut message = found.message;
+        let mut request = null_request();
         // SAFETY: MP-3, as for sending; no other thread reads or writes them until then.
         let code = unsafe {
             ffi::MPI_Imrecv(data, count, self.library.block, &raw mut message, &raw mut request)
@@ -197,7 +204,8 @@ impl Locked<'_> {
 
 impl Request {
     fn test(&mut self, call: &'static str) -> Result<bool, MpiError> {
-        let (mut flag, ignore) = (0, constant(&raw const ffi::RSMPI_STATUS_IGNORE));
+        let mut flag = 0;
+        let ignore = constant(&raw const ffi::RSMPI_STATUS_IGNORE);
         // SAFETY: MP-2, the request is ours, and nothing is written but it and the flag.
         let code = unsafe { ffi::MPI_Test(&raw mut self.0, &raw mut flag, ignore) };
         check(call, code)?;
@@ -236,7 +244,8 @@ fn answer(
 
 /// Begins MPI; how far it serves threads.
 fn init() -> Result<c_int, MpiError> {
-    let (needed, mut provided) = (constant(&raw const ffi::RSMPI_THREAD_SERIALIZED), 0);
+    let needed = constant(&raw const ffi::RSMPI_THREAD_SERIALIZED);
+    let mut provided = 0;
     let none = ptr::null_mut();
     // SAFETY: MP-2, it was not begun before. No arguments are passed, which MPI 2 and later allow.
     let code = unsafe { ffi::MPI_Init_thread(ptr::null_mut(), none, needed, &raw mut provided) };
@@ -254,7 +263,8 @@ fn check_threads(provided: c_int) -> Result<(), MpiError> {
         return Ok(());
     }
     let known = levels().into_iter().find(|(level, _)| *level == provided);
-    let (provided, needed) = (known.map_or("no known thread level", |(_, name)| name), needed_name);
+    let provided = known.map_or("no known thread level", |(_, name)| name);
+    let needed = needed_name;
     Err(match is_ours {
         true => MpiError::Threads { provided, needed },
         false => MpiError::ProgramThreads { provided, needed },
@@ -322,7 +332,8 @@ fn check(call: &'static str, code: c_int) -> Result<(), MpiError> {
 
 /// The text of MPI for a code.
 fn text(code: c_int) -> String {
-    let (mut text, mut len) = ([0_u8; MOST_TEXT], 0);
+    let mut text = [0_u8; MOST_TEXT];
+    let mut len = 0;
     // SAFETY: MP-2, there is room for more than the longest text of any library.
     let told = unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast(), &raw mut len) };
     let len = usize::try_from(len).unwrap_or(0).min(MOST_TEXT);

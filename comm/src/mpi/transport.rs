@@ -46,7 +46,8 @@ impl MpiTransport {
         let locked = self.library.lock();
         while self.receiving.len() < RECEIVED_AT_ONCE {
             let Some(found) = locked.find(self.tag).map_err(|it| failed(None, &it))? else { break };
-            let (from, bytes) = (Rank::new(found.from), found.bytes);
+            let from = Rank::new(found.from);
+            let bytes = found.bytes;
             let no_memory = || TransportError::no_memory(from, bytes);
             let mut buffer = ManuallyDrop::new(self.pool.take(bytes).ok_or_else(no_memory)?);
             let request = locked.receive(found, buffer.bytes_mut());

@@ -71,13 +71,16 @@ impl Communicator {
         Transfer { from, to: (to, range) }: &Transfer<'_>,
     ) -> Result<usize, NcclError> {
         let (source, own) = from.clone().unwrap_or((&**to, range.clone()));
-        let (ranks, len) = (self.size, if op == Op::AllGather { own.len() } else { range.len() });
+        let ranks = self.size;
+        let len = if op == Op::AllGather { own.len() } else { range.len() };
         let of = |scatters| if op == scatters { len * ranks } else { len };
         let problem = self
             .problem(stream, source, &own, of(Op::ReduceScatter))
             .or_else(|| self.problem(stream, to, range, of(Op::AllGather)))
             .or_else(|| other_dtype(source, to));
-        let (operation, rank, size) = (op.name(), self.rank, self.size);
+        let operation = op.name();
+        let rank = self.rank;
+        let size = self.size;
         let mismatch = |problem| NcclError::Mismatch { operation, rank, size, problem };
         problem.map_or(Ok(len), |problem| Err(mismatch(problem)))
     }
@@ -89,8 +92,10 @@ impl Communicator {
         input: *const c_void,
         output: *mut c_void,
     ) -> Result<PutOnStream<'_>, NcclError> {
-        let (raw, functions) = (self.raw(op.name())?, self.nccl.functions());
-        let (dtype, sum) = (data_type(dtype), ncclRedOp_t::ncclSum);
+        let raw = self.raw(op.name())?;
+        let functions = self.nccl.functions();
+        let dtype = data_type(dtype);
+        let sum = ncclRedOp_t::ncclSum;
         Ok(Box::new(move |stream| match op {
             // SAFETY: NC-5, so many elements are read, and so many for each rank written.
             Op::AllGather => unsafe {
@@ -133,7 +138,8 @@ impl Communicator {
 }
 
 fn other_dtype(input: &DeviceBuffer, output: &DeviceBuffer) -> Option<String> {
-    let (input, output) = (input.dtype(), output.dtype());
+    let input = input.dtype();
+    let output = output.dtype();
     (input != output).then(|| format!("the input has elements of {input}, the output of {output}"))
 }
 
@@ -158,7 +164,8 @@ impl From<CudaError> for NotIssued {
 /// stream; [`NcclError::Device`].
 pub(super) fn issue_together(calls: Vec<Prepared<'_>>) -> Result<(), NotIssued> {
     let _whole = whole(&calls)?;
-    let (mut parts, mut rest) = (Vec::new(), Vec::new());
+    let mut parts = Vec::new();
+    let mut rest = Vec::new();
     for Prepared { comm, shape, part, call } in calls {
         parts.push(part);
         rest.push((comm, shape.op.name(), call));
@@ -178,7 +185,8 @@ pub(super) fn issue_together(calls: Vec<Prepared<'_>>) -> Result<(), NotIssued> 
         // SAFETY: NC-4, it was started on this thread.
         let end = unsafe { (functions.ncclGroupEnd)() };
         // All have the time of one.
-        let (mut outcome, began) = (Ok(()), Instant::now());
+        let mut outcome = Ok(());
+        let began = Instant::now();
         for (slot, (comm, operation, status)) in issued.into_iter().enumerate() {
             let settled = comm.settle(operation, worse(status, end), began);
             let failed = |error| NotIssued { slot, error: Box::new(error) };

@@ -74,7 +74,8 @@ impl Communicator {
     ) -> Result<Self, NcclError> {
         let nccl = load()?;
         device.make_current()?;
-        let (number, count) = (of(rank), of(size));
+        let number = of(rank);
+        let count = of(size);
         let mut config = nccl.config();
         config.blocking = 0;
         let cell = HandleCell::new();
@@ -89,7 +90,8 @@ impl Communicator {
                 &raw mut config,
             )
         };
-        let (raw, device) = (cell.taken(), device.clone());
+        let raw = cell.taken();
+        let device = device.clone();
         let joined = Self { nccl, raw, device, rank, size, patience };
         joined.settle("join", status, Instant::now())?;
         Ok(joined)
@@ -124,8 +126,10 @@ impl Communicator {
             self.give_up();
             return Err(error);
         }
-        let (nccl, raw) = (self.nccl, cell.taken());
-        let (device, patience) = (self.device.clone(), self.patience.clone());
+        let nccl = self.nccl;
+        let raw = cell.taken();
+        let device = self.device.clone();
+        let patience = self.patience.clone();
         let mut split = Self { nccl, raw, device, rank: 0, size: 0, patience };
         split.settle("split", ncclResult_t::ncclInProgress, Instant::now())?;
         let functions = nccl.functions();
@@ -175,7 +179,8 @@ impl Communicator {
     /// ranks hang until they abort theirs. Returns at once.
     pub fn give_up(&mut self) {
         let Some(raw) = self.raw.take() else { return };
-        let (abort, device) = (self.nccl.functions().ncclCommAbort, self.device.clone());
+        let abort = self.nccl.functions().ncclCommAbort;
+        let device = self.device.clone();
         let abort = move || {
             // The whole of it is moved here, not the pointer in it.
             let raw = raw;
@@ -230,7 +235,9 @@ impl Communicator {
         if !self.patience.is_over(began) {
             return Ok(());
         }
-        let (rank, size, waited_ms) = (self.rank, self.size, began.elapsed().as_millis());
+        let rank = self.rank;
+        let size = self.size;
+        let waited_ms = began.elapsed().as_millis();
         Err(NcclError::Late { operation, rank, size, waited_ms })
     }
 
@@ -242,7 +249,8 @@ impl Communicator {
 
     /// Success or in progress; anything else is an error.
     fn state(&self, operation: &'static str) -> Result<ncclResult_t, NcclError> {
-        let (raw, mut state) = (self.raw(operation)?, ncclResult_t::ncclSuccess);
+        let raw = self.raw(operation)?;
+        let mut state = ncclResult_t::ncclSuccess;
         // SAFETY: NC-4, the communicator lives, and a status is written to where it is told to.
         let status = unsafe { (self.nccl.functions().ncclCommGetAsyncError)(raw, &raw mut state) };
         match (status, state) {
@@ -261,7 +269,8 @@ impl Communicator {
         operation: &'static str,
         ask: unsafe extern "C" fn(ncclComm_t, *mut std::os::raw::c_int) -> ncclResult_t,
     ) -> Result<usize, NcclError> {
-        let (raw, mut number) = (self.raw(operation)?, 0);
+        let raw = self.raw(operation)?;
+        let mut number = 0;
         // SAFETY: NC-4, the communicator lives, and a number is written to where it is told to.
         match unsafe { ask(raw, &raw mut number) } {
             ncclResult_t::ncclSuccess => Ok(usize::try_from(number).unwrap_or(0)),

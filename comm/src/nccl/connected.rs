@@ -208,7 +208,9 @@ impl Connected {
         if own.record.has_left() {
             return;
         }
-        let (queue, endpoint, groups) = (self.queue(), own.endpoint(), self.known());
+        let queue = self.queue();
+        let endpoint = own.endpoint();
+        let groups = self.known();
         if let (Some(queue), Some(endpoint), Some(groups)) = (queue, endpoint, groups) {
             let calls = queue.last_calls(&own.record, &groups);
             let _told = tell(endpoint, own.rank, ALL_EPOCHS, calls, &groups);

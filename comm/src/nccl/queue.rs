@@ -122,7 +122,8 @@ impl CallQueue {
             let mut state = self.state.lock();
             state.forget_done(&own.record);
             self.status.check(epoch)?;
-            let (left, alarm) = (state.left, clock.alarm());
+            let left = state.left;
+            let alarm = clock.alarm();
             if left.is_none() && is_over(&state) {
                 return Ok(());
             }
@@ -280,8 +281,10 @@ fn end_late(own: &OwnRank, awaited: &Arc<Descriptor>, missing: Vec<Rank>) -> Err
             return end;
         }
     }
-    let (operation, deadline) = (Arc::clone(awaited), own.options().deadline);
-    let (awaited, culprit) = (Arc::clone(awaited), missing.first().copied());
+    let operation = Arc::clone(awaited);
+    let deadline = own.options().deadline;
+    let awaited = Arc::clone(awaited);
+    let culprit = missing.first().copied();
     let reason = AbortReason::Deadline { awaited, deadline, arrived: Vec::new(), missing };
     own.core.end(match culprit {
         Some(rank) => own.core.state.ended_by(rank, reason),
@@ -300,6 +303,7 @@ pub(super) fn warn_late(
     culprit: Option<Rank>,
     lateness: Duration,
 ) {
-    let (rank, culprit) = (rank.get(), culprit.map(Rank::get));
+    let rank = rank.get();
+    let culprit = culprit.map(Rank::get);
     hsdp_warnings::warn!(rank, %operation, culprit, ?lateness, "an operation on a device is late: other ranks may not have issued it");
 }

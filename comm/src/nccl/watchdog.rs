@@ -248,7 +248,8 @@ fn fill_up(
 
 /// Makes one call, of zeros, whose result is not read.
 fn fill(queue: &CallQueue, member: &GroupConnection, shape: CallShape) -> Result<(), NcclError> {
-    let (comm, stream) = (member.comm.lock(), &queue.stream);
+    let comm = member.comm.lock();
+    let stream = &queue.stream;
     let CallShape { op, dtype, count } = shape;
     let zeros = |len| zeros(stream, dtype, len);
     // There is no memory for a length that has no number.

@@ -32,7 +32,8 @@ fn compared(between: Between, calls: impl Fn(usize) -> Vec<(usize, Descriptor)> 
 }
 
 fn groups(world: &World) -> [Group; 2] {
-    let (row, column) = (world.rank().index() / 2 * 2, world.rank().index() % 2);
+    let row = world.rank().index() / 2 * 2;
+    let column = world.rank().index() % 2;
     [([row, row + 1], Channel::Reduce), ([column, column + 2], Channel::AllReduce)]
         .map(|(ranks, channel)| world.group(&ranks.map(Rank::new), channel).expect("a group"))
 }
@@ -76,7 +77,8 @@ fn ranks_that_agree_go_on() {
 #[test]
 fn the_first_difference_of_the_first_group_is_found() {
     let said = |first: u64, place: &str, [one, other]: [&str; 2]| {
-        let (problem, step) = (format!("ranks disagree about operation {first} {place}"), first);
+        let problem = format!("ranks disagree about operation {first} {place}");
+        let step = first;
         let row = |rank, op| {
             format!(
                 "rank {rank}: {op} sum bf16 1003 elements, wire bf16, / 2 / 1, unit 3, reduce, step {step}, microbatch 1"

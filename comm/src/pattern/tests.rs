@@ -54,7 +54,8 @@ fn check(
         let mut written = vec![0; outputs[to]];
         let mut bytes = 0;
         for (from, giver) in patterns.iter().enumerate() {
-            let (source, target) = (giver.gives(round, to), taker.takes(round, from));
+            let source = giver.gives(round, to);
+            let target = taker.takes(round, from);
             assert_eq!(source.len(), target.len(), "from {from} to {to}: {giver:?}");
             assert!(source.end <= sources[from], "{source:?} of {from}: {giver:?}");
             bytes += if from == to { 0 } else { source.len() * giver.element_bytes(round) };
@@ -167,7 +168,8 @@ fn all_reduce() {
             for (slot, pattern) in patterns.iter().enumerate() {
                 let own = balanced(count, members, slot);
                 assert!((0..members).all(|from| pattern.takes(0, from) == own));
-                let (of_others, of_own) = (count - own.len(), (members - 1) * own.len());
+                let of_others = count - own.len();
+                let of_own = (members - 1) * own.len();
                 let bytes = of_own * 2 + of_others * finished;
                 assert_eq!(pattern.received(), ByteCount::of(bytes), "{pattern:?}");
             }

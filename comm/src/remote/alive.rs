@@ -32,7 +32,8 @@ pub(super) struct Processes {
 
 impl Processes {
     pub(super) fn of(own: Rank) -> Self {
-        let (watched, suspects) = (BTreeMap::new(), Vec::new());
+        let watched = BTreeMap::new();
+        let suspects = Vec::new();
         Self { own, watched, suspects, disconnected: Vec::new(), looked: None }
     }
 
@@ -46,7 +47,8 @@ impl Processes {
     }
 
     fn looked_at(&self) -> impl Iterator<Item = (&Rank, &Process)> {
-        let (before, after) = (self.watched.range(..self.own), self.watched.range(self.own..));
+        let before = self.watched.range(..self.own);
+        let after = self.watched.range(self.own..);
         after.chain(before).take(LOOKED_AT)
     }
 
@@ -168,7 +170,8 @@ mod tests {
     #[test]
     fn another_process_of_the_same_number_is_not_taken_for_it() {
         let own = Hello::of(2, &WorldOptions::default());
-        let (id, started) = (own.process, own.started);
+        let id = own.process;
+        let started = own.started;
         let parent = std::os::unix::process::parent_id();
         assert_ne!(id, parent);
         let mut processes = Processes::of(Rank::new(0));

@@ -35,7 +35,8 @@ struct Part {
 impl Batch {
     /// `None` if there is no memory for it.
     pub(super) fn write(&self, pool: &Arc<Pool>) -> Option<Message> {
-        let (ExchangeKey { epoch, number }, mut headers) = (self.key, Vec::<&[u8]>::new());
+        let ExchangeKey { epoch, number } = self.key;
+        let mut headers = Vec::<&[u8]>::new();
         let mut parts = Vec::with_capacity(self.contributions.len());
         for Forwarded { rank, header, payload } in &self.contributions {
             let known = headers.iter().position(|known| **known == **header);
@@ -43,7 +44,8 @@ impl Batch {
             if known.is_none() {
                 headers.push(header);
             }
-            let (rank, len) = (rank.get(), payload.bytes().len() as u64);
+            let rank = rank.get();
+            let len = payload.bytes().len() as u64;
             parts.push(Part { rank, header: u32::try_from(index).ok()?, len });
         }
         let headers = headers.into_iter().map(<[u8]>::to_vec).collect();
@@ -67,14 +69,17 @@ impl Batch {
     pub(super) fn read(message: &Arc<Message>, size: usize) -> Result<Self, String> {
         let Batched { epoch, number, headers, parts } = read(message.header())?;
         let headers: Vec<Arc<[u8]>> = headers.into_iter().map(Into::into).collect();
-        let (mut is_there, mut contributions, mut start) = (vec![false; size], Vec::new(), 0);
+        let mut is_there = vec![false; size];
+        let mut contributions = Vec::new();
+        let mut start = 0;
         for part in parts {
             let rank = part.checked(&mut is_there)?;
             let header = headers.get(part.header as usize);
             let header = header.ok_or_else(|| format!("rank {rank} has no header"))?;
             let range = part.range(start, message.body())?;
             start += padded(range.len());
-            let (header, payload) = (Arc::clone(header), Payload::part(message, range));
+            let header = Arc::clone(header);
+            let payload = Payload::part(message, range);
             contributions.push(Forwarded { rank, header, payload });
         }
         match message.body().len() - start {
@@ -87,7 +92,8 @@ impl Batch {
 impl Part {
     /// The rank, which is not among those that are there.
     fn checked(&self, is_there: &mut [bool]) -> Result<Rank, String> {
-        let (Self { rank, .. }, size) = (self, is_there.len());
+        let Self { rank, .. } = self;
+        let size = is_there.len();
         let known = is_there.get_mut(*rank as usize).ok_or_else(|| {
             format!("it has a contribution of rank {rank}, and the world has {size}")
         })?;
@@ -99,7 +105,8 @@ impl Part {
 
     /// The elements, which begin at `start`.
     fn range(&self, start: usize, body: &[u8]) -> Result<Range<usize>, String> {
-        let (Self { rank, len, .. }, rest) = (self, body.len() - start);
+        let Self { rank, len, .. } = self;
+        let rest = body.len() - start;
         let len = usize::try_from(*len).ok().filter(|len| *len <= rest && padded(*len) <= rest);
         let len = len.ok_or_else(|| {
             let encoded = self.len;
@@ -130,7 +137,8 @@ mod tests {
     fn batch() -> Batch {
         let contribution = |rank: usize| {
             let header = if rank == 1 { &b"another"[..] } else { b"to all" };
-            let (rank, payload) = (Rank::new(rank), payload(100 * rank));
+            let payload = payload(100 * rank);
+            let rank = Rank::new(rank);
             Forwarded { rank, header: header.into(), payload }
         };
         let key = ExchangeKey { epoch: 3, number: 5 };
@@ -158,7 +166,8 @@ mod tests {
         twice.contributions[1].rank = Rank::new(2);
         assert_eq!(refused(&twice, 3), "it has two contributions of rank 2");
         let read = |header, len, body: &[u8]| {
-            let (headers, parts) = (vec![vec![1]], vec![Part { rank: 0, header, len }]);
+            let headers = vec![vec![1]];
+            let parts = vec![Part { rank: 0, header, len }];
             let encoded = bytes(&Batched { epoch: 0, number: 0, headers, parts });
             let message = Message::write(&Arc::default(), Kind::Exchange, 0, &encoded, body.len());
             let mut message = message.expect("there is memory");

@@ -175,7 +175,8 @@ impl Comparer {
             Next::Hashes(group) | Next::Differ(group, None) => Hashes::All(group),
             Next::Differ(group, Some(index)) => Hashes::Entry(group, index),
         };
-        let (reports, look) = (mem::take(&mut self.reports), self.left.clone());
+        let reports = mem::take(&mut self.reports);
+        let look = self.left.clone();
         let is_stalled = |(_, it): &(Rank, Report)| it.urgency == Urgency::Stalled;
         let finds_circles = self.next == Next::Circle || reports.iter().any(is_stalled);
         self.number += 1;
@@ -241,7 +242,8 @@ impl Looking {
         match finding? {
             JudgeFinding::Left(rank, awaited) => {
                 let state = self.look.get(&rank)?;
-                let (step, operation) = (state.step, state.last.clone());
+                let step = state.step;
+                let operation = state.last.clone();
                 let reason = AbortReason::Left { awaited };
                 Some(Error::WorldAborted { rank, step, operation, reason })
             }
@@ -328,7 +330,8 @@ pub(super) fn rolled(rolling: &Rolling, asked: Hashes) -> BTreeMap<GroupId, Roll
 
 /// The error of ranks that share memory, and differ in calls of NCCL: that which a comparer of their states finds.
 pub(crate) fn find_difference(records: &[Arc<Record>]) -> Error {
-    let (mut comparer, now) = (Comparer { differs: true, ..Comparer::default() }, sync::now());
+    let mut comparer = Comparer { differs: true, ..Comparer::default() };
+    let now = sync::now();
     loop {
         let all = || (0..records.len()).map(Rank::new).collect();
         for action in comparer.turn(now, all) {

@@ -253,7 +253,8 @@ impl Endpoint {
         if !self.is_leaving() {
             return;
         }
-        let (state, processes) = (self.last_state(), self.greeting.lock().hellos.len());
+        let state = self.last_state();
+        let processes = self.greeting.lock().hellos.len();
         let mut outgoing = self.outgoing.lock();
         if !outgoing.has_said_so && outgoing.requests.is_empty() {
             outgoing.has_said_so = true;

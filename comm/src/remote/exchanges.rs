@@ -71,7 +71,8 @@ struct Held {
 
 impl Exchanges {
     pub(super) fn new(tree: Tree) -> Self {
-        let (subtree, held) = (tree.subtree(), BTreeMap::new());
+        let subtree = tree.subtree();
+        let held = BTreeMap::new();
         Self { tree, subtree, held, attendance: BTreeMap::new() }
     }
 
@@ -193,7 +194,8 @@ mod tests {
 
     #[test]
     fn contributions_are_sent_on_together() {
-        let (mut exchanges, now) = (root(3), Instant::now());
+        let mut exchanges = root(3);
+        let now = Instant::now();
         assert_eq!(exchanges.take(batch(0, &[2]), now), []);
         assert_eq!(exchanges.take(batch(0, &[0]), now), []);
         assert!(exchanges.holds());
@@ -203,7 +205,8 @@ mod tests {
 
     #[test]
     fn contributions_wait_for_a_moment_only() {
-        let (mut exchanges, now) = (root(3), Instant::now());
+        let mut exchanges = root(3);
+        let now = Instant::now();
         exchanges.take(batch(0, &[2]), now);
         assert_eq!(exchanges.overdue(now + FORWARD_AFTER / 2), []);
         assert_eq!(exchanges.overdue(now + FORWARD_AFTER), [batch(0, &[2])]);
@@ -217,7 +220,8 @@ mod tests {
 
     #[test]
     fn contributions_of_one_rank_stay_in_order() {
-        let (mut exchanges, now) = (root(3), Instant::now());
+        let mut exchanges = root(3);
+        let now = Instant::now();
         exchanges.take(batch(0, &[1]), now);
         assert_eq!(exchanges.take(batch(1, &[1]), now), [batch(0, &[1])]);
         assert_eq!(exchanges.overdue(now + FORWARD_AFTER), [batch(1, &[1])]);
@@ -225,7 +229,8 @@ mod tests {
 
     #[test]
     fn contributions_that_come_before_the_own_one_count() {
-        let (mut exchanges, key) = (root(3), batch(4, &[]).key);
+        let mut exchanges = root(3);
+        let key = batch(4, &[]).key;
         exchanges.attend(key, [Rank::new(1)]);
         assert!(!owes(&exchanges), "this rank may never contribute");
         exchanges.contribute(key);
@@ -240,7 +245,8 @@ mod tests {
 
     #[test]
     fn a_rank_that_others_send_through_owes_until_it_has_got_all() {
-        let (mut exchanges, key) = (root(3), batch(4, &[]).key);
+        let mut exchanges = root(3);
+        let key = batch(4, &[]).key;
         exchanges.contribute(key);
         assert!(owes(&exchanges));
         exchanges.attend(key, [Rank::new(1)]);

@@ -113,7 +113,9 @@ impl Message {
         if !Kind::is_valid_bit_pattern(&prefix.kind) {
             return Err(format!("its kind {} is unknown", prefix.kind));
         }
-        let (found, header, body) = (buffer.bytes().len(), prefix.header as usize, prefix.body);
+        let found = buffer.bytes().len();
+        let header = prefix.header as usize;
+        let body = prefix.body;
         if header > MOST_STATEMENT && prefix.kind != Kind::Welcome as u8 {
             return Err(format!("its header has {header} bytes, at most {MOST_STATEMENT}"));
         }
@@ -153,7 +155,8 @@ impl Message {
     /// Only data messages have rounds, and only they and exchanges have more than a header. The last
     /// messages of an epoch and of a rank follow its exchanges.
     fn has_what_its_kind_has(&self) -> Result<(), String> {
-        let (kind, Prefix { round, exchanged, header, body, .. }) = (self.kind(), self.prefix);
+        let kind = self.kind();
+        let Prefix { round, exchanged, header, body, .. } = self.prefix;
         if exchanged > 0 && !matches!(kind, Kind::Stop | Kind::Left) {
             return Err(format!("it is a message of kind {kind:?}, after {exchanged} exchanges"));
         }

@@ -174,7 +174,8 @@ impl Progress {
             self.relay.clear();
             self.comparer = Comparer::default();
         }
-        let (owes, holds) = (self.mailbox.owes(), self.relay.exchanges.holds());
+        let owes = self.mailbox.owes();
+        let holds = self.relay.exchanges.holds();
         if !owes && !holds {
             endpoint.farewell();
         }
@@ -227,7 +228,8 @@ impl Progress {
     /// Whether there were any, and the first failure: the others are run all the same.
     fn run_requests(&mut self, endpoint: &Endpoint) -> (bool, Result<(), TransportError>) {
         let requests = endpoint.requests();
-        let (any, mut failed) = (!requests.is_empty(), Ok(()));
+        let any = !requests.is_empty();
+        let mut failed = Ok(());
         for request in requests {
             match request {
                 Request::Send { to, message } => {

@@ -66,7 +66,8 @@ impl Relay {
     /// This rank sends `message` to all others.
     pub(super) fn contribute(&mut self, key: ExchangeKey, message: &Arc<Message>) {
         self.exchanges.contribute(key);
-        let (rank, header) = (self.exchanges.tree.rank, message.header().into());
+        let rank = self.exchanges.tree.rank;
+        let header = message.header().into();
         let payload = Payload::part(message, 0..message.body().len());
         let own = Forwarded { rank, header, payload };
         self.send_on(Batch { key, contributions: vec![own] });
@@ -111,7 +112,9 @@ impl Relay {
     /// A rank that contributes twice is told of here: later it would look as if this rank had sent it twice.
     fn receive_from_below(&mut self, mut batch: Batch) {
         self.messages.forwarded += 1;
-        let (exchanges, come, key) = (&self.exchanges, &mut self.come, batch.key);
+        let exchanges = &self.exchanges;
+        let come = &mut self.come;
+        let key = batch.key;
         batch.contributions.retain(|it| {
             let is_first = !exchanges.has(key, it.rank);
             if !is_first {
@@ -169,7 +172,8 @@ impl Relay {
 
     /// The contributions of the others are messages to this rank.
     fn take_in(&mut self, batch: &Batch) {
-        let (own, mut encoded) = (self.exchanges.tree.rank, None);
+        let own = self.exchanges.tree.rank;
+        let mut encoded = None;
         let others = || batch.contributions.iter().filter(|it| it.rank != own);
         self.exchanges.attend(batch.key, others().map(|it| it.rank));
         for contribution in others() {
@@ -223,7 +227,9 @@ impl Relay {
         if self.held_back.is_empty() {
             return;
         }
-        let (now, tree, leaves) = (sync::now(), self.exchanges.tree, self.leaves.clone());
+        let now = sync::now();
+        let tree = self.exchanges.tree;
+        let leaves = self.leaves.clone();
         self.release_if(|since, from, _| {
             let mut path = tree.path(from).skip(1).chain(tree.path(tree.rank).skip(1));
             now.saturating_duration_since(since) >= PATIENCE && path.any(|it| leaves[it.index()])

@@ -34,7 +34,8 @@ pub(crate) fn wires(size: usize) -> Vec<Box<dyn Transport>> {
     let end = |sender| End { sender, waker: OnceLock::new() };
     let to: Arc<[_]> = to.into_iter().map(end).collect();
     let wires = |(rank, from)| -> Box<dyn Transport> {
-        let (rank, to) = (Rank::new(rank), Arc::clone(&to));
+        let rank = Rank::new(rank);
+        let to = Arc::clone(&to);
         Box::new(Wires { rank, to, from, pool: Arc::default() })
     };
     from.into_iter().enumerate().map(wires).collect()

@@ -133,7 +133,8 @@ fn the_last_entries_are_kept_with_their_numbers() {
 
 #[test]
 fn what_is_adopted_makes_hashes_equal_again() {
-    let (all, behind) = (Rolling::default(), Rolling::default());
+    let all = Rolling::default();
+    let behind = Rolling::default();
     let call = |sequence| Arc::new(Descriptor { sequence, ..base() });
     let entries: Vec<_> = (0..3).map(|sequence| all.note(&call(sequence), 7)).collect();
     behind.note(&call(0), 7);

@@ -133,7 +133,8 @@ impl Core {
         contribution: D,
         assemble: impl FnOnce(Vec<D>) -> Result<W, String>,
     ) -> Result<Ticket, Error> {
-        let (key, site) = (Key::from(&*descriptor), member.site);
+        let key = Key::from(&*descriptor);
+        let site = member.site;
         let flight = &member.own.record.flight;
         let operation = self.state.table.enter(key, || {
             self.admit(descriptor.epoch)?;
@@ -224,8 +225,10 @@ impl Core {
             Ok(Ok(work)) => {
                 let slow = &self.state.options.slow;
                 let due = self.links.carry(slow, descriptor, &operation.ranks);
-                let (operation, descriptor) = (Arc::clone(operation), Arc::clone(descriptor));
-                let (blocks, work) = (work.blocks(), Box::new(work));
+                let operation = Arc::clone(operation);
+                let descriptor = Arc::clone(descriptor);
+                let blocks = work.blocks();
+                let work = Box::new(work);
                 Ok(Some(Running { operation, descriptor, work, blocks, due }))
             }
             Ok(Err(problem)) => {

@@ -194,7 +194,8 @@ impl Core {
             // Members that arrived during the search are no culprits any more, but they were late.
             Ok(culprit) => culprit.or(missing.first().copied()),
         };
-        let (awaited, deadline) = (Arc::clone(descriptor), self.state.options.deadline);
+        let awaited = Arc::clone(descriptor);
+        let deadline = self.state.options.deadline;
         let reason = AbortReason::Deadline { awaited, deadline, arrived, missing };
         self.end(self.ended_in_work(culprit, descriptor, reason));
         if working {
@@ -239,7 +240,8 @@ impl Core {
         let is_there = |rank: &Rank| Some(*rank) != culprit;
         let members = wait.missing.iter().chain([&rank]).copied();
         let (arrived, missing) = members.partition(is_there);
-        let (awaited, deadline) = (Arc::clone(&wait.operation), self.state.options.deadline);
+        let awaited = Arc::clone(&wait.operation);
+        let deadline = self.state.options.deadline;
         let reason = AbortReason::Deadline { awaited, deadline, arrived, missing };
         self.end(self.ended_in_work(culprit, &wait.operation, reason));
     }

@@ -222,7 +222,8 @@ fn a_moment_of_any_distance_can_be_named() {
         circle_grace: Duration::MAX,
         ..WorldOptions::default()
     };
-    let (second, ever) = (Duration::from_secs(1), Duration::MAX);
+    let second = Duration::from_secs(1);
+    let ever = Duration::MAX;
     assert!(from_now(second) > Instant::now());
     assert!(from_now(ever) > from_now(second));
     let due = |late, deadline| Clock::start(&options(late, deadline)).alarm();
@@ -235,7 +236,8 @@ fn a_moment_of_any_distance_can_be_named() {
 
 #[test]
 fn an_alarm_rings_again_when_its_period_has_passed_once_more() {
-    let (ever, soon) = (Duration::MAX, Duration::from_millis(20));
+    let ever = Duration::MAX;
+    let soon = Duration::from_millis(20);
     let options = |late, circle_grace| WorldOptions {
         late,
         circle_grace,

@@ -133,8 +133,9 @@ impl Ticket {
         let missing = attendance.map_or(Vec::new(), |attendance| attendance.missing);
         let missing: Vec<u32> = missing.into_iter().map(Rank::get).collect();
         let culprit = self.culprit().map(Rank::get);
-        let (rank, step, operation) =
-            (self.own.rank.get(), self.own.record.step(), &self.descriptor);
+        let rank = self.own.rank.get();
+        let step = self.own.record.step();
+        let operation = &self.descriptor;
         if missing.is_empty() {
             hsdp_warnings::warn!(rank, step, %operation, culprit, ?lateness, "the work of an operation takes long");
             return None;
@@ -145,8 +146,9 @@ impl Ticket {
 
     /// Reports that late members have arrived, and how late they were.
     fn welcome(&self, late: &[u32], lateness: Duration) {
-        let (rank, step, operation) =
-            (self.own.rank.get(), self.own.record.step(), &self.descriptor);
+        let rank = self.own.rank.get();
+        let step = self.own.record.step();
+        let operation = &self.descriptor;
         tracing::info!(rank, step, %operation, ?late, ?lateness, "ranks that were late have arrived");
     }
 }

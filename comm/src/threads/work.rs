@@ -68,7 +68,8 @@ pub(super) struct WorkPanic {
 impl WorkPanic {
     /// A panic for which no member is known.
     pub(super) fn of_no_member(descriptor: &Arc<Descriptor>, payload: &(dyn Any + Send)) -> Self {
-        let (descriptor, message) = (Arc::clone(descriptor), panic_message(payload));
+        let descriptor = Arc::clone(descriptor);
+        let message = panic_message(payload);
         Self { descriptor, rank: None, message }
     }
 }
@@ -118,7 +119,8 @@ pub(super) struct Running {
 impl Running {
     /// Runs a block that was claimed.
     pub(super) fn run(&self, block: usize) -> Result<(), WorkPanic> {
-        let (ranks, readers) = (&self.operation.ranks, &self.operation.readers);
+        let ranks = &self.operation.ranks;
+        let readers = &self.operation.readers;
         let meter = Meter::new(ranks, readers);
         let in_block = InBlock::enter();
         let ran = catch_unwind(AssertUnwindSafe(|| self.work.run(block, &meter)));

@@ -88,7 +88,8 @@ fn a_process_that_does_not_come_is_missed_by_name_and_its_world_is_over() {
     let deadline = Duration::from_millis(50);
     let options = WorldOptions { deadline, ..WorldOptions::default() };
     let mut wires = remote::wires(3).into_iter();
-    let (first, second) = (wires.next().expect("three"), wires.next().expect("three"));
+    let first = wires.next().expect("three");
+    let second = wires.next().expect("three");
     let asked = Asked { size: 2, processes: 3 };
     let alone = World::by(2, Rank::new(0), asked, options.clone(), first);
     let missed = Error::Incomplete { deadline, arrived: vec![0], missing: vec![1, 2] };

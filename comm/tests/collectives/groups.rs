@@ -16,7 +16,8 @@ fn sub_groups_do_not_meet_each_other() {
         for _ in 0..20 {
             let along_row = row.all_gather(Tag::default(), vec![rank as u64]);
             let along_column = column.all_gather(Tag::default(), vec![rank as u64]);
-            let (low, left) = ((rank / 2 * 2) as u64, (rank % 2) as u64);
+            let low = (rank / 2 * 2) as u64;
+            let left = (rank % 2) as u64;
             assert_eq!(settled(along_column), [left, left + 2]);
             assert_eq!(settled(along_row), [low, low + 1]);
         }

@@ -37,7 +37,8 @@ fn all_gather_fills_what_is_lent() {
 #[test]
 fn reduce_scatter_fills_what_is_lent() {
     fn check<T: Number>(group: &Group, rank: usize, size: usize, len: usize) {
-        let (tag, max) = (Tag::default(), Reduction::Max);
+        let tag = Tag::default();
+        let max = Reduction::Max;
         let mine = values::<T>(rank, size * len);
         let part = if lends(rank) {
             let back = settled(group.reduce_scatter_into(tag, max, lent(mine.clone(), len)));
@@ -55,7 +56,8 @@ fn reduce_scatter_fills_what_is_lent() {
 #[test]
 fn reduce_in_place_gives_everybody_its_buffer_back() {
     fn check<T: Number>(group: &Group, rank: usize, size: usize, len: usize) {
-        let (tag, min) = (Tag::default(), Reduction::Min);
+        let tag = Tag::default();
+        let min = Reduction::Min;
         for root in 0..size {
             let mine = values::<T>(rank, len);
             let whole = settled(group.all_reduce(tag, min, mine.clone()));
@@ -77,7 +79,8 @@ fn gather_and_scatter_fill_what_is_lent() {
         let tag = Tag::default();
         let everybodys: Vec<T> = (0..size).flat_map(|rank| values(rank, len)).collect();
         for root in 0..size {
-            let (mine, is_root) = (values::<T>(rank, len), rank == root);
+            let mine = values::<T>(rank, len);
+            let is_root = rank == root;
             if !lends(rank) {
                 let gathered = settled(group.gather(tag, root, mine.clone()));
                 assert_eq!(settled(group.scatter(tag, root, gathered, len)), mine);
@@ -118,7 +121,8 @@ fn all_to_all_fills_what_is_lent() {
 #[test]
 fn buffers_that_do_not_fit_are_refused_with_numbers() {
     let world = &World::local(4, WorldOptions::default())[3];
-    let (group, tag) = (world.world_group(Channel::User), Tag::default());
+    let group = world.world_group(Channel::User);
+    let tag = Tag::default();
     let buffers = |source, target| lent(vec![0_f32; source], target);
     assert_eq!(
         refusal(group.all_gather_into(tag, buffers(2, 7))),
@@ -154,7 +158,8 @@ fn what_is_lent_to_a_world_without_peers_comes_back_filled_and_counts_as_much() 
         calls(&world.world_group(Channel::User));
         Op::ALL.map(|op| world.ledger().op(Channel::User, op))
     };
-    let (tag, sum) = (Tag::default(), Reduction::Sum);
+    let tag = Tag::default();
+    let sum = Reduction::Sum;
     let lending = counted(&|group| {
         let filled = settled(group.all_gather_into(tag, lent(vec![1_u32, 2], 6)));
         assert_eq!(filled, Lent { source: vec![1, 2], target: vec![1, 2, 1, 2, 1, 2] });

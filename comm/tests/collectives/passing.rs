@@ -23,7 +23,8 @@ fn permute_shifts_and_fills_with_zeros() {
 #[test]
 fn send_meets_recv_in_each_direction() {
     fn check<T: Number>(group: &Group, rank: usize, size: usize, len: usize) {
-        let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
+        let next = (rank + 1) % size;
+        let previous = (rank + size - 1) % size;
         let tag = Tag::default();
         // Everybody sends first: a send waits for nobody until it is waited for. Two in a row keep their order.
         let first = group.send(tag, next, values::<T>(rank, len));

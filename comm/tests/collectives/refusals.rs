@@ -93,7 +93,8 @@ fn splits(group: &Group, count: usize) -> Vec<usize> {
 fn counts_whose_sum_is_no_number_are_refused() {
     let half = vec![1_usize << 63; 2];
     results(2, |world| {
-        let (group, tag) = (world.world_group(Channel::User), Tag::default());
+        let group = world.world_group(Channel::User);
+        let tag = Tag::default();
         let refused = refusal(group.all_to_all(tag, Vec::<f32>::new(), half.clone(), half.clone()));
         let expected = "the input has 0 elements, expected the sum of the send counts [9223372036854775808, 9223372036854775808]";
         assert_eq!(refused, format!("all_to_all on rank {}: {expected}", world.rank()));
@@ -115,7 +116,8 @@ fn counts_whose_sum_is_no_number_are_refused() {
 #[test]
 fn a_rank_without_peers_refuses_counts_that_no_memory_is_large_enough_for() {
     let world = World::counting(usize::MAX, Rank::new(7)).expect("a rank");
-    let (group, tag) = (world.group(&[7, 9].map(Rank::new), Channel::User), Tag::default());
+    let group = world.group(&[7, 9].map(Rank::new), Channel::User);
+    let tag = Tag::default();
     let group = group.expect("a group");
     let refused = refusal(group.recv::<f64>(tag, 1, usize::MAX / 2));
     assert!(refused.contains("recv on rank 7, step 0: out of memory"), "{refused}");

@@ -65,7 +65,8 @@ fn duration(said: &str) -> Duration {
 }
 
 fn is_said(said: &str, rank: usize, because: &str) {
-    let (start, end) = (format!("world aborted: rank {rank}, "), format!("messages: {because}"));
+    let start = format!("world aborted: rank {rank}, ");
+    let end = format!("messages: {because}");
     assert!(said.starts_with(&start) && said.ends_with(&end), "{said}");
 }
 

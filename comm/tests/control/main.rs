@@ -39,14 +39,15 @@ fn jobs(size: u32) -> Vec<Job> {
 
 /// A coordinator, and all its members.
 fn members(size: u32) -> (Server, Vec<Membership>) {
-    let (name, secret) =
-        (Name { name: "test".to_owned(), start: 1 }, Secret::from_bytes([0x2a; 32]));
+    let name = Name { name: "test".to_owned(), start: 1 };
+    let secret = Secret::from_bytes([0x2a; 32]);
     let control = Options::new(name, secret, Terms::new(size));
     let server = Server::start(control.clone()).expect("a coordinator");
     let control = Options { address: server.address(), ..control };
     let members = thread::scope(|scope| {
         let join = |rank: u32| {
-            let (rank, control) = (Rank::new(rank as usize), control.clone());
+            let rank = Rank::new(rank as usize);
+            let control = control.clone();
             scope.spawn(move || Membership::join(rank, control).expect("a member"))
         };
         let joining: Vec<_> = (0..size).map(join).collect();
@@ -229,7 +230,8 @@ fn other_sizes_are_refused_at_once_on_all_processes() {
 #[test]
 fn a_process_that_does_not_come_to_a_world_is_not_waited_for_twice() {
     let mut jobs = jobs(2);
-    let (absent, first) = (jobs.pop(), jobs.pop().expect("rank 0"));
+    let absent = jobs.pop();
+    let first = jobs.pop().expect("rank 0");
     let deadline = Duration::from_millis(100);
     let missed = first.world(2, WorldOptions { deadline, ..options() }).map(drop);
     let expected = Error::Incomplete { deadline, arrived: vec![0], missing: vec![1] };

@@ -13,7 +13,9 @@ use crate::common::outcomes;
 fn a_missed_deadline_names_who_is_missing_on_all_ranks() {
     let options = WorldOptions { deadline: Duration::from_millis(200), ..WorldOptions::default() };
     // On a busy machine ranks may start late: nobody waits before all that come have come.
-    let (all, two, over) = (Barrier::new(3), Barrier::new(2), Barrier::new(3));
+    let all = Barrier::new(3);
+    let two = Barrier::new(2);
+    let over = Barrier::new(3);
     let ends = outcomes(3, options, |world| {
         world.set_step(7);
         let group = world.world_group(Channel::User);
@@ -51,7 +53,8 @@ fn a_missed_deadline_names_who_is_missing_on_all_ranks() {
 fn a_rank_that_waits_itself_is_not_named() {
     // Rank 2 hangs; rank 1 waits for it, and rank 0 for rank 1: whoever's deadline passes first names rank 2.
     let options = WorldOptions { deadline: Duration::from_secs(1), ..WorldOptions::default() };
-    let (all, over) = (Barrier::new(3), Barrier::new(3));
+    let all = Barrier::new(3);
+    let over = Barrier::new(3);
     let ends = outcomes(3, options, |world| {
         let rank = world.rank().index();
         all.wait();

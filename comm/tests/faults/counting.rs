@@ -88,7 +88,8 @@ fn a_step_that_is_repeated_counts_from_0_again() {
 
 #[test]
 fn all_faults_of_a_call_fire_in_their_order() {
-    let (first, second) = (Rank::new(0), Rank::new(1));
+    let first = Rank::new(0);
+    let second = Rank::new(1);
     let delay = Duration::from_millis(20);
     let faults = [
         Fault::at(first, 0, 0, FaultKind::ExtraCall),

@@ -53,10 +53,12 @@ fn steps(world: &World) -> Result<f32, Error> {
     let mut sum = 0.0;
     for step in 0..3 {
         world.set_step(step);
-        let (zero, one) = (gather(world, 0)?, gather(world, 1)?);
+        let zero = gather(world, 0)?;
+        let one = gather(world, 1)?;
         zero.wait()?;
         one.wait()?;
-        let (one, zero) = (reduce(world, 1)?, reduce(world, 0)?);
+        let one = reduce(world, 1)?;
+        let zero = reduce(world, 0)?;
         sum += one.wait()?[0] + zero.wait()?[0];
     }
     Ok(sum)

@@ -47,7 +47,8 @@ fn reduced_with(value: f32, gradients: Gradients) -> (Vec<f32>, Vec<NonFiniteAt>
         assert_eq!((before.non_finite, world.armed_faults()), (None, vec![]));
         Ok::<_, Error>(reduced)
     });
-    let (mut odd, mut said) = (Vec::new(), Vec::new());
+    let mut odd = Vec::new();
+    let mut said = Vec::new();
     for reduced in outcomes {
         let Reduced { partial, non_finite, .. } = reduced.expect("no panic").expect("reduced");
         odd.extend(partial.into_iter().filter(|sum| ![0.0, 3.0].contains(sum)));

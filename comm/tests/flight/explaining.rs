@@ -105,7 +105,8 @@ fn a_mismatch_of_a_model_and_none() {
 fn reductions_and_roots_count_too() {
     for which in 0..2 {
         let records = records(WorldOptions::default(), |world| {
-            let (group, odd) = (reducer(world), world.rank().index() == 3);
+            let group = reducer(world);
+            let odd = world.rank().index() == 3;
             let reduction = if odd && which == 0 { Reduction::Max } else { Reduction::Sum };
             let root = usize::from(odd && which == 1);
             let tag = tag(Stage::Export, 0);

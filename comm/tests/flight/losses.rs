@@ -11,8 +11,8 @@ use crate::common::outcomes;
 
 /// The ranks begin together, so all wait before the deadline has passed, also on a busy machine.
 fn records(options: WorldOptions, act: impl Fn(&World) + Sync) -> Vec<FlightRecord> {
-    let (options, all) =
-        (WorldOptions { deadline: Duration::from_secs(1), ..options }, Barrier::new(3));
+    let options = WorldOptions { deadline: Duration::from_secs(1), ..options };
+    let all = Barrier::new(3);
     let records = outcomes(3, options, |world| {
         all.wait();
         act(&world);

@@ -104,7 +104,8 @@ fn an_aborted_step_fails_its_entries_and_the_next_epoch_begins_its_own() {
         let entries = epochs[rank].entries.iter();
         entries.map(|entry| (entry.epoch, entry.sequence, entry.state)).collect::<Vec<_>>()
     };
-    let (complete, failed) = (FlightState::Complete, FlightState::Failed);
+    let complete = FlightState::Complete;
+    let failed = FlightState::Failed;
     assert_eq!(places(0), [(0, 0, complete), (0, 1, failed), (1, 0, complete)]);
     assert_eq!(places(1), [(0, 0, complete), (1, 0, complete)]);
     assert!(epochs.iter().all(|record| record.epoch == 1 && record.end.is_none()));

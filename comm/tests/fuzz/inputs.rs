@@ -116,7 +116,8 @@ fn frugally<T>(input: &[u8], read: impl FnOnce() -> T) -> T {
     let scope = memory::scope(Category::Snapshot);
     let result = read();
     drop(scope);
-    let (peak, len) = (memory::usage(rank, Category::Snapshot).peak.get(), input.len() as u64);
+    let peak = memory::usage(rank, Category::Snapshot).peak.get();
+    let len = input.len() as u64;
     assert!(peak <= EACH * len + ERROR, "{peak} bytes of memory for {len} that came");
     result
 }

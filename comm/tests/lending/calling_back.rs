@@ -15,7 +15,8 @@ fn a_collective_from_inside_the_work_of_another_is_refused() {
         results(size, |world| {
             let group = world.world_group(Channel::Reduce);
             let layout = layout(size, 100);
-            let (inner, refused) = (world.world_group(Channel::User), Arc::clone(&refused));
+            let inner = world.world_group(Channel::User);
+            let refused = Arc::clone(&refused);
             let read = move || {
                 let error = inner.barrier(tag()).map(drop).expect_err("refused");
                 refused.lock().expect("not poisoned").push(error.to_string());

@@ -38,11 +38,13 @@ fn linger(time: Duration) {
 fn work_that_hangs_ends_at_the_deadline_and_names_whose_gradient_is_read() {
     let deadline = Duration::from_millis(150);
     let options = WorldOptions { deadline, workers: Workers::Count(1), ..WorldOptions::default() };
-    let (hanging, over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let hanging = Arc::new(AtomicBool::new(false));
+    let over = Arc::new(AtomicBool::new(false));
     let worlds = World::local(3, options);
     let layout = layout(3, LARGE);
     let issue = |world: &World| {
-        let (hanging, over) = (Arc::clone(&hanging), Arc::clone(&over));
+        let hanging = Arc::clone(&hanging);
+        let over = Arc::clone(&over);
         let is_bad = world.rank().index() == 1;
         // Only the worker hangs: a rank that does cannot look at its clock.
         let read = move || {
@@ -71,12 +73,14 @@ fn work_that_hangs_ends_at_the_deadline_and_names_whose_gradient_is_read() {
 fn a_rank_that_waits_does_not_help_with_the_code_of_strangers() {
     let deadline = Duration::from_millis(150);
     let options = WorldOptions { deadline, workers: Workers::Count(1), ..WorldOptions::default() };
-    let (helped, over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let helped = Arc::new(AtomicBool::new(false));
+    let over = Arc::new(AtomicBool::new(false));
     let worlds = World::local(3, options);
     let layout = layout(2, LARGE);
     // Ranks 0 and 1 reduce what hangs whoever reads it; the only worker does.
     let issue = |world: &World| {
-        let (helped, over) = (Arc::clone(&helped), Arc::clone(&over));
+        let helped = Arc::clone(&helped);
+        let over = Arc::clone(&over);
         let read = move || {
             helped.fetch_or(!is_worker(), Ordering::SeqCst);
             hang_until(&over);
@@ -99,7 +103,8 @@ fn a_rank_that_waits_does_not_help_with_the_code_of_strangers() {
 fn a_worker_that_hangs_for_ever_does_not_hold_up_the_end_of_its_world() {
     let deadline = Duration::from_millis(100);
     let options = WorldOptions { deadline, workers: Workers::Count(1), ..WorldOptions::default() };
-    let (started, worlds) = (Instant::now(), World::local(2, options));
+    let started = Instant::now();
+    let worlds = World::local(2, options);
     let layout = layout(2, 100_000);
     let issue =
         |world: &World| reduce(&world.world_group(Channel::Reduce), &layout, Arc::new(Hangs));

@@ -80,7 +80,8 @@ impl Drop for Fragile {
 /// How a world of two ends in which rank 1 lends a fragile gradient, and is there as long as rank 0.
 fn end_with_fragile(len: usize, panics: bool) -> Error {
     let options = WorldOptions { workers: Workers::Count(1), ..WorldOptions::default() };
-    let (started, worlds) = (Instant::now(), World::local(2, options));
+    let started = Instant::now();
+    let worlds = World::local(2, options);
     let layout = layout(2, len);
     let issue = |world: &World| {
         let gradient: Arc<dyn GradientValues> = match world.rank().index() {
@@ -157,7 +158,8 @@ fn a_contribution_that_fits_no_other_and_panics_when_it_is_dropped_does_not_hide
         let shard = Arc::new(vec![1.0_f32; layout.shard_len()]);
         let fragile = || {
             let holder = Arc::new(FragileHolder(vec![vec![0.0_f32; 64].into()]));
-            let (layout, shard) = (Arc::clone(&layout), Arc::clone(&shard));
+            let layout = Arc::clone(&layout);
+            let shard = Arc::clone(&shard);
             first.gather_unit_shared(Tag::default(), layout, shard, Some(holder))
         };
         let plain = || second.all_gather(Tag::default(), shard.to_vec());

@@ -57,7 +57,8 @@ fn reduce_all(
     let seen = Arc::new(Seen::default());
     let all = Arc::clone(&seen);
     let outcomes = run(&worlds, move |world| {
-        let (seen, rank) = (Arc::clone(&all), world.rank().index());
+        let seen = Arc::clone(&all);
+        let rank = world.rank().index();
         let read = move || {
             if seen.read(rank) == panics_after && rank == 1 {
                 // The hook of panics would take this one for a model that failed.

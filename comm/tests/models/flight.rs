@@ -8,7 +8,8 @@ use super::{LARGE, SMALL, ones, options, run, schedules, settled, user};
 /// Members sum `len` ones, and look at the records of all when their wait is over. The world may end meanwhile.
 fn record(len: usize, workers: usize) {
     let worlds = World::local(2, options(workers));
-    let (aborts, all) = (worlds[0].clone(), worlds.clone());
+    let aborts = worlds[0].clone();
+    let all = worlds.clone();
     let aborts = thread::spawn(move || aborts.abort("enough"));
     run(&worlds, move |world| {
         let state = |of: &World| of.flight_record().entries.first().map(|entry| entry.state);

@@ -49,7 +49,8 @@ pub(crate) type Issued = (Result<Pending<Reduced>, Error>, Weak<dyn GradientValu
 /// Reduces a gradient of `len` ones that does something when it is read.
 pub(crate) fn reduce(group: &Group, len: usize, act: impl Fn() + Send + Sync + 'static) -> Issued {
     let gradient: Arc<dyn GradientValues> = Arc::new(Reading { len, act });
-    let (lent, layout) = (Arc::downgrade(&gradient), layout(len));
+    let lent = Arc::downgrade(&gradient);
+    let layout = layout(len);
     let contribution =
         Contribution { gradients: vec![Some(gradient)], scaling: Scaling::on(Wire::F32) };
     let partial = vec![0.0; layout.trainable().shard_len];

@@ -12,7 +12,8 @@ use super::{gradient, layout, shared, tag, unit};
 fn what_does_not_fit_the_layout_is_refused_with_numbers() {
     let world = &World::local(2, WorldOptions::default())[1];
     let group = world.world_group(Channel::Reduce);
-    let (layout, part) = (layout(2), layout(2).trainable().shard_len);
+    let part = layout(2).trainable().shard_len;
+    let layout = layout(2);
     let refused = |layout: &Arc<UnitLayout>, gradients, partial| {
         let contribution = Contribution { gradients, scaling: Scaling::on(Wire::F32) };
         let layout = Arc::clone(layout);
@@ -47,9 +48,11 @@ fn what_does_not_fit_the_layout_is_refused_with_numbers() {
 fn what_cannot_be_gathered_is_refused_with_numbers() {
     let world = &World::local(2, WorldOptions::default())[1];
     let group = world.world_group(Channel::Gather);
-    let (layout, part) = (layout(2), layout(2).shard_len());
+    let part = layout(2).shard_len();
+    let layout = layout(2);
     let refused = |layout: &Arc<UnitLayout>, shard: usize, targets: Vec<HostBuffer>| {
-        let (layout, shard) = (Arc::clone(layout), shared(DType::BF16, &vec![0.0; shard]));
+        let layout = Arc::clone(layout);
+        let shard = shared(DType::BF16, &vec![0.0; shard]);
         group.gather_unit(tag(), layout, shard, targets).expect_err("it is refused").to_string()
     };
     let targets = |change: fn(usize, &ParamSlot) -> (DType, usize)| -> Vec<HostBuffer> {

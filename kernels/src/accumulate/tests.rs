@@ -83,7 +83,8 @@ proptest! {
     #[test]
     fn cutting_a_range_changes_nothing(cut in 0_usize..=2500, dtype in 0_usize..3, wire in 0_usize..3) {
         let values = buffer(REALS[dtype], &numbers(2500));
-        let (pre, wire) = (Divisor::new(3.0).unwrap(), WIRES[wire]);
+        let pre = Divisor::new(3.0).unwrap();
+let wire = WIRES[wire];
         let mut whole = vec![1.0; 2500];
         contribute(&mut whole, values.values(), pre, wire, Fold::Add);
         let mut parts = vec![1.0; 2500];

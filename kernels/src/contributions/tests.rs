@@ -79,7 +79,8 @@ fn check(members: &[HostBuffer], scaling: Scaling, fold: Fold) {
 /// Compares members a few at a time with members one by one.
 fn check_all(members: &[HostBuffer], scaling: Scaling, fold: Fold) {
     let contributions: Vec<Values<'_>> = members.iter().map(HostBuffer::values).collect();
-    let (pre, wire) = (scaling.pre, scaling.wire);
+    let pre = scaling.pre;
+    let wire = scaling.wire;
     let before = numbers(members.first().map_or(5, HostBuffer::len), 31, Specials::Replaced);
     let found = on_both(|| {
         let mut sum = before.clone();

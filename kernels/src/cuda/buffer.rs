@@ -227,7 +227,8 @@ impl DeviceBuffer {
                 return Err(CudaError::Mismatch { operation: "copy", problem });
             }
         }
-        let (to, bytes) = (self.address(range.start), range.len() * self.dtype.size_bytes());
+        let to = self.address(range.start);
+        let bytes = range.len() * self.dtype.size_bytes();
         let copy = DriverCall::Copy { to, from: source.address(from.start), bytes };
         // SAFETY: CU-5, both ranges lie in their buffers, which are two, and have so many bytes.
         unsafe { stream.issue((&[source], &mut [self]), copy) }?;
@@ -314,7 +315,8 @@ impl DeviceBuffer {
         if self.dtype == dtype && self.len == len {
             return Ok(());
         }
-        let (own, own_len) = (self.dtype, self.len);
+        let own = self.dtype;
+        let own_len = self.len;
         let problem =
             format!("a buffer has {own_len} elements of {own}, but {len} of {dtype} are expected");
         Err(CudaError::Mismatch { operation, problem })
@@ -368,7 +370,8 @@ impl<'a> DeviceSlice<'a> {
     /// If `range` reaches beyond the end, or ends before it starts.
     #[must_use]
     pub fn new(buffer: &'a DeviceBuffer, range: Range<usize>) -> Self {
-        let (Range { start, end }, len) = (range, buffer.len());
+        let Range { start, end } = range;
+        let len = buffer.len();
         assert!(start <= end && end <= len, "slice {start}..{end} of a buffer of {len} elements");
         Self { buffer, range: start..end }
     }

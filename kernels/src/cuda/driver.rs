@@ -253,7 +253,9 @@ impl Context {
                 unsafe { result::memcpy_dtoh_async(to, from, stream) }
             }
             DriverCall::Launch { kernel, blocks, threads, arguments } => {
-                let (function, grid, block) = (kernel.function.0, (blocks, 1, 1), (threads, 1, 1));
+                let function = kernel.function.0;
+                let grid = (blocks, 1, 1);
+                let block = (threads, 1, 1);
                 // SAFETY: CU-5, as above; the arguments are alive, and are copied.
                 unsafe { result::launch_kernel(function, grid, block, 0, stream, arguments) }
             }

@@ -341,7 +341,8 @@ pub(super) fn argument(notes: Option<&Notes<'_>>, of: Of) -> Note {
 
 fn first_found(word: u64) -> Option<FirstFound> {
     let number = |part: u64| usize::try_from(part).unwrap_or(usize::MAX);
-    let (round, index) = (number(word >> INDEX_BITS), number(word & ((1 << INDEX_BITS) - 1)));
+    let round = number(word >> INDEX_BITS);
+    let index = number(word & ((1 << INDEX_BITS) - 1));
     (word != u64::MAX).then_some(FirstFound { round, index })
 }
 

@@ -54,7 +54,9 @@ impl NewtonSchulzBuffers {
         let of = |dtype: DType, len, what| DeviceBuffer::new(device, dtype, len, what);
         let own = |len| of(dtype.into(), len, "a matrix that is orthogonalized");
         let rounded = (dtype == MatrixDType::BF16).then(|| own(whole)).transpose()?;
-        let (gram, polynomial, next) = (own(square)?, own(square)?, own(whole)?);
+        let gram = own(square)?;
+        let polynomial = own(square)?;
+        let next = own(whole)?;
         let _other = memory::scope(Category::Other);
         let squares = of(DType::F32, PARTIAL, "the norm of a matrix")?;
         Ok(Self { dtype, gram, polynomial, next, rounded, squares })
@@ -142,7 +144,8 @@ impl Stream {
         (matrix, range): (&mut DeviceBuffer, Range<usize>),
         (rounded, squares): (Option<&mut DeviceBuffer>, &DeviceBuffer),
     ) -> Result<(), CudaError> {
-        let (from, len) = (matrix.address(range.start), range.len() as u64);
+        let from = matrix.address(range.start);
+        let len = range.len() as u64;
         let to = rounded.as_ref().map_or(from, |rounded| rounded.address(0));
         let squared = squares.address(0);
         let launch = Launch::over(CudaKernel::Normalize(by.dtype), range.len())
@@ -169,7 +172,9 @@ fn check(
 ) -> Result<Range<usize>, CudaError> {
     let refuse = |problem| Err(CudaError::Mismatch { operation: OPERATION, problem });
     matrix.check(OPERATION, DType::F32, matrix.len())?;
-    let (len, own, dtype) = (matrix.len(), buffers.dtype, by.dtype);
+    let len = matrix.len();
+    let own = buffers.dtype;
+    let dtype = by.dtype;
     let Some(count) = rows.checked_mul(columns).filter(|it| *it <= len && start <= len - it) else {
         return refuse(format!(
             "a matrix of {rows} x {columns} from element {start} on does not lie in {len} elements"
@@ -179,7 +184,8 @@ fn check(
         return refuse(format!("iterations in {dtype} with buffers of {own}"));
     }
     let (whole, square) = largest([(rows, columns)])?;
-    let (most, widest) = (buffers.next.len(), buffers.gram.len());
+    let most = buffers.next.len();
+    let widest = buffers.gram.len();
     if whole > most || square > widest {
         return refuse(format!(
             "a matrix of {rows} x {columns}, with buffers for {most} elements and squares of {widest}"
@@ -211,7 +217,8 @@ impl Iteration<'_> {
     fn step(&mut self, [a, b, c]: [f32; 3]) -> Result<(), CudaError> {
         let Self { stream, x: [x, next], sizes, gram, polynomial, product } = self;
         let (rows, columns) = *sizes;
-        let (short, count) = (rows.min(columns), rows * columns);
+        let short = rows.min(columns);
+        let count = rows * columns;
         let matrix = stored(x.buffer, x.start, *sizes);
         let wide = if rows > columns { matrix.t() } else { matrix };
         let [left, right] = [wide, wide.t()];

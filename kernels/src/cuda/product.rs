@@ -93,7 +93,8 @@ impl Product<'_> {
     /// # Errors
     /// [`CudaError::Mismatch`] if they do not, or if the buffers are not all of f32 or all of bf16.
     pub fn check(&self) -> Result<(), CudaError> {
-        let ((rows, inner), (also, columns)) = (self.left.sizes, self.right.sizes);
+        let (rows, inner) = self.left.sizes;
+        let (also, columns) = self.right.sizes;
         let dtype = self.target.0.dtype();
         let operands = [
             ("the target", &*self.target.0, self.target.1, (rows, columns)),
@@ -107,7 +108,8 @@ impl Product<'_> {
             return refuse(format!("the target is {dtype}, but must be f32 or bf16"));
         }
         for (operand, buffer, start, (rows, columns)) in operands {
-            let (len, own) = (buffer.len(), buffer.dtype());
+            let len = buffer.len();
+            let own = buffer.dtype();
             let end = rows.checked_mul(columns).and_then(|count| start.checked_add(count));
             if own != dtype || end.is_none_or(|end| end > len) {
                 return refuse(format!(
@@ -185,7 +187,8 @@ impl MatrixProduct for Cublas {
     fn multiply(&mut self, stream: &Stream, product: Product<'_>) -> Result<(), CudaError> {
         product.check()?;
         let Product { target: (target, start), left, right, take, keep } = product;
-        let (rows, columns) = (left.sizes.0, right.sizes.1);
+        let rows = left.sizes.0;
+        let columns = right.sizes.1;
         if rows == 0 || columns == 0 {
             return Ok(());
         }

@@ -81,7 +81,8 @@ impl Stream {
     pub(super) fn new(device: &Device) -> Result<Self, CudaError> {
         let raw = Handle(device.context().stream()?);
         let id = STREAMS.fetch_add(1, Ordering::Relaxed);
-        let (device, progress) = (device.clone(), Mutex::default());
+        let device = device.clone();
+        let progress = Mutex::default();
         Ok(Self { device, id, raw, owned: Owned::ByThis, progress })
     }
 
@@ -93,7 +94,9 @@ impl Stream {
     #[must_use]
     pub unsafe fn foreign(device: &Device, raw: CUstream) -> Self {
         let id = STREAMS.fetch_add(1, Ordering::Relaxed);
-        let (device, raw, progress) = (device.clone(), Handle(raw), Mutex::default());
+        let device = device.clone();
+        let raw = Handle(raw);
+        let progress = Mutex::default();
         Self { device, id, raw, owned: Owned::ByAnother, progress }
     }
 
@@ -246,7 +249,8 @@ impl Stream {
         if *buffer.device() == self.device {
             return Ok(());
         }
-        let (own, other) = (self.device.ordinal(), buffer.device().ordinal());
+        let own = self.device.ordinal();
+        let other = buffer.device().ordinal();
         let problem = format!("a buffer of device {other} on a stream of device {own}");
         Err(CudaError::Mismatch { operation: "issue", problem })
     }

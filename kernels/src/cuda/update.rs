@@ -214,7 +214,8 @@ impl Stream {
 impl DeviceUpdate<'_> {
     /// Checks that the other buffers fit the gradient.
     pub(super) fn check_buffers(&self, operation: &'static str) -> Result<(), CudaError> {
-        let (len, all) = (self.gradient.len(), self.parameters.len());
+        let len = self.gradient.len();
+        let all = self.parameters.len();
         self.parameters.check(operation, DType::F32, all.max(len))?;
         self.gradient.check(operation, DType::F32, len)?;
         if let Some(rounded) = &self.rounded {
@@ -227,7 +228,8 @@ impl DeviceUpdate<'_> {
     /// Checks that the pieces lie within the gradient and that the other buffers fit it.
     fn check(&self, operation: &'static str, pieces: &[PieceOfStep]) -> Result<(), CudaError> {
         self.check_buffers(operation)?;
-        let (len, mut end) = (self.gradient.len(), 0);
+        let len = self.gradient.len();
+        let mut end = 0;
         for PieceOfStep { range, step, .. } in pieces {
             let fits = range.start >= end && range.start <= range.end && range.end <= len;
             if !fits || !range.start.is_multiple_of(WIDTH) || *step == 0 {
@@ -275,7 +277,8 @@ pub(super) fn cast_of(rounded: Option<&DeviceBuffer>, index: usize) -> (Cast, u6
 
 fn entry(piece: &PieceOfStep, (rate, second_root): (f32, f32)) -> TablePiece {
     let PieceOfStep { range, state, .. } = piece;
-    let (start, len) = (range.start as u64, range.len() as u64);
+    let start = range.start as u64;
+    let len = range.len() as u64;
     TablePiece { start, len, state: *state as u64, rate, second_root }
 }
 
@@ -376,7 +379,8 @@ impl Stream {
         let from = part.within("muon_direction", gradient, part.shard)?;
         let state = part.within("muon_direction", momentum, part.state)?;
         let to = part.within("muon_direction", direction, part.direction)?;
-        let (len, factors) = (part.len as u64, device_muon(step));
+        let len = part.len as u64;
+        let factors = device_muon(step);
         let launch = Launch::over(CudaKernel::MuonDirection, part.len)
             .argument(&to)
             .argument(&from)
@@ -412,7 +416,8 @@ impl Stream {
         let state = part.within("muon", momentum, part.state)?;
         let to = parameters.address(part.shard);
         let (cast, address) = cast_of(rounded.as_deref(), part.shard);
-        let (len, factors) = (part.len as u64, device_muon(step));
+        let len = part.len as u64;
+        let factors = device_muon(step);
         let launch = Launch::over(CudaKernel::Muon(cast), part.len)
             .argument(&to)
             .argument(&from)

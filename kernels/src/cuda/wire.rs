@@ -56,11 +56,14 @@ impl Stream {
     ) -> Result<(), CudaError> {
         let places = gradients.iter().map(|it| (it.start, it.gradient.len()));
         check_places("pack", flat.len(), places)?;
-        let (scale, note) = (ScaleArgument::from(pre), argument(notes.as_ref(), Of::Contribution));
+        let scale = ScaleArgument::from(pre);
+        let note = argument(notes.as_ref(), Of::Contribution);
         let kernel = CudaKernel::Pack(wire(flat.dtype()));
         for (run, part) in runs(gradients, flat.len(), |it| it.start) {
             let table = table(part.iter().map(|it| (it.gradient.clone(), it.start)));
-            let (address, begin, end) = (flat.address(0), run.start as u64, run.end as u64);
+            let address = flat.address(0);
+            let begin = run.start as u64;
+            let end = run.end as u64;
             let launch = Launch::over(kernel, run.len())
                 .argument(&table)
                 .argument(&address)
@@ -96,7 +99,9 @@ impl Stream {
             let begin = part.first().map_or(0, |it| it.start);
             let end = part.last().map_or(0, |it| it.start + it.parameter.len());
             let table = table(part.iter().map(|it| (DeviceSlice::from(&*it.parameter), it.start)));
-            let (address, from, to) = (flat.address(0), begin as u64, end as u64);
+            let address = flat.address(0);
+            let from = begin as u64;
+            let to = end as u64;
             let launch = Launch::over(kernel, end - begin)
                 .argument(&table)
                 .argument(&address)
@@ -117,7 +122,9 @@ impl Stream {
         (to, range): (&mut DeviceBuffer, Range<usize>),
         flat: &DeviceBuffer,
     ) -> Result<(), CudaError> {
-        let (address, begin, end) = (flat.address(0), 0_u64, range.len() as u64);
+        let address = flat.address(0);
+        let begin = 0_u64;
+        let end = range.len() as u64;
         let launch = Launch::over(CudaKernel::Unpack(wire(flat.dtype())), range.len());
         let table = table([(DeviceSlice::new(to, range), 0)].into_iter());
         let launch = launch.argument(&table).argument(&address).argument(&begin).argument(&end);
@@ -206,9 +213,11 @@ impl Stream {
         check_members(wires, &range)?;
         let addresses = wires.iter().map(|wire| wire.address(range.start));
         let members = Table::<u64, MOST_MEMBERS>::of(addresses);
-        let (address, len) = (target.address(0), range.len() as u64);
+        let address = target.address(0);
+        let len = range.len() as u64;
         let note = argument(notes.as_ref(), Of::Sum);
-        let (scale, fold) = (ScaleArgument::from(post), u32::from(fold == Fold::Add));
+        let scale = ScaleArgument::from(post);
+        let fold = u32::from(fold == Fold::Add);
         let kernel = CudaKernel::Sum(wire(wires[0].dtype()));
         let launch = Launch::over(kernel, range.len())
             .argument(&members)
@@ -239,7 +248,9 @@ impl Stream {
     ) -> Result<(), CudaError> {
         source.check("narrow", DType::F32, target.len())?;
         let kernel = CudaKernel::Narrow(wire(target.dtype()));
-        let (to, from, len) = (target.address(0), source.address(0), target.len() as u64);
+        let to = target.address(0);
+        let from = source.address(0);
+        let len = target.len() as u64;
         let scale = ScaleArgument::from(pre);
         let launch = Launch::over(kernel, target.len())
             .argument(&to)
@@ -264,7 +275,8 @@ fn check_members(wires: &[&DeviceBuffer], range: &Range<usize>) -> Result<(), Cu
     }
     for (member, wire) in wires.iter().enumerate() {
         if wire.len() < range.end || wire.dtype() != wires[0].dtype() {
-            let (len, dtype) = (wire.len(), wire.dtype());
+            let len = wire.len();
+            let dtype = wire.dtype();
             let end = range.end;
             return refuse(format!(
                 "member {member} has {len} elements of {dtype}, but {end} of {} are expected",
@@ -333,7 +345,8 @@ impl Stream {
         let mut blocks = words(self, SEEN * BLOCKS as usize, "partial results of an inspection")?;
         let of = (MatrixDType::F32, values, 0..values.len());
         let count = self.inspect_parts(of, &mut blocks)?;
-        let (from, to) = (blocks.address(0), seen.address(2 * at));
+        let from = blocks.address(0);
+        let to = seen.address(2 * at);
         let launch = Launch::fixed(CudaKernel::InspectBlocks, (1, BLOCKS));
         let launch = launch.argument(&from).argument(&count).argument(&to);
         // SAFETY: CU-5, one `Seen` a block is read, and one written.
@@ -362,8 +375,10 @@ impl Stream {
         (dtype, values, range): (MatrixDType, &DeviceBuffer, Range<usize>),
         blocks: &mut DeviceBuffer,
     ) -> Result<u64, CudaError> {
-        let (from, to) = (values.address(range.start), blocks.address(0));
-        let (len, wanted) = (range.len() as u64, range.len().div_ceil(WIDTH * THREADS as usize));
+        let from = values.address(range.start);
+        let to = blocks.address(0);
+        let len = range.len() as u64;
+        let wanted = range.len().div_ceil(WIDTH * THREADS as usize);
         let count = u32::try_from(wanted).unwrap_or(BLOCKS).clamp(1, BLOCKS);
         let launch = Launch::fixed(CudaKernel::Inspect(dtype), (count, THREADS));
         let launch = launch.argument(&from).argument(&len).argument(&to);

@@ -28,7 +28,8 @@ fn a_norm_neither_overflows_nor_loses_small_numbers() {
 
 #[test]
 fn a_distance_is_not_rounded_to_f32() {
-    let (large, small) = (f32::MAX, 1e-30_f32);
+    let large = f32::MAX;
+    let small = 1e-30_f32;
     let exact = f64::from(large) + f64::from(small);
     assert_eq!(squared_distance(&[large], &[-small]), exact * exact);
     let exact = 1.0 - f64::from(1e-9_f32);
@@ -70,7 +71,8 @@ proptest! {
         let of = |get: fn(&(i16, i16)) -> i16| -> Vec<f32> {
             quarters.iter().map(|pair| f32::from(get(pair)) / 4.0).collect()
         };
-        let (values, others) = (of(|pair| pair.0), of(|pair| pair.1));
+        let values = of(|pair| pair.0);
+let others = of(|pair| pair.1);
         let differences: Vec<f32> = values.iter().zip(&others).map(|(value, other)| value - other).collect();
         let distance = on_both(|| squared_distance(&values, &others).to_bits());
         prop_assert_eq!(distance, in_lanes(&differences).to_bits());

@@ -19,7 +19,8 @@ fn values(len: usize) -> Vec<f32> {
 }
 
 fn check([rows, inner, columns]: [usize; 3], transposed: [bool; 2], fold: Fold) {
-    let (left, right) = (values(rows * inner), values(inner * columns));
+    let left = values(rows * inner);
+    let right = values(inner * columns);
     let of = |values, rows, columns, transposed| match transposed {
         true => Matrix::new(values, columns, rows).t(),
         false => Matrix::new(values, rows, columns),
@@ -56,7 +57,8 @@ fn products_may_be_large() {
 
 #[test]
 fn the_bits_do_not_depend_on_the_threads() {
-    let (left, right) = (values(300 * 200), values(200 * 250));
+    let left = values(300 * 200);
+    let right = values(200 * 250);
     let pair = [Matrix::new(&left, 300, 200), Matrix::new(&right, 200, 250)];
     let product = |threads| {
         let mut product = vec![0.0; 300 * 250];
@@ -72,19 +74,22 @@ fn the_bits_do_not_depend_on_the_threads() {
 
 #[test]
 fn some_columns_of_a_matrix_are_those_and_no_others() {
-    let (values, identity) = (values(6 * 7), |size: usize| -> Vec<f32> {
+    let values = values(6 * 7);
+    let identity = |size: usize| -> Vec<f32> {
         (0..size * size).map(|at| if at % (size + 1) == 0 { 1.0 } else { 0.0 }).collect()
-    });
+    };
     let matrix = Matrix::new(&values, 6, 7);
     for (range, part) in [0..6, 2..5, 5..6, 3..3].map(|it| (it.clone(), matrix.t().columns(it))) {
-        let (mut found, identity) = (vec![f32::NAN; 7 * range.len()], identity(7));
+        let mut found = vec![f32::NAN; 7 * range.len()];
+        let identity = identity(7);
         let pair = [Matrix::new(&identity, 7, 7), part];
         matmul(&mut found, Fold::Replace, pair, Threads::One);
         let expected = (0..7).flat_map(|column| range.clone().map(move |row| row * 7 + column));
         assert_eq!(found, expected.map(|at| values[at]).collect::<Vec<_>>());
     }
     for (range, part) in [0..7, 2..5, 6..7, 3..3].map(|it| (it.clone(), matrix.columns(it))) {
-        let (mut found, identity) = (vec![f32::NAN; 6 * range.len()], identity(6));
+        let mut found = vec![f32::NAN; 6 * range.len()];
+        let identity = identity(6);
         let pair = [Matrix::new(&identity, 6, 6), part];
         matmul(&mut found, Fold::Replace, pair, Threads::One);
         let expected = (0..6).flat_map(|row| range.clone().map(move |column| row * 7 + column));

@@ -259,9 +259,11 @@ impl MatrixRun {
         let Self { start, rows, columns } = self;
         let end = start + len;
         (start / columns..end.div_ceil(columns)).map(move |row| {
-            let (from, to) = (start.max(row * columns), end.min((row + 1) * columns));
+            let from = start.max(row * columns);
+            let to = end.min((row + 1) * columns);
             let first = row / rows * columns + from % columns;
-            let (columns, elements) = (first..first + (to - from), from - start..to - start);
+            let columns = first..first + (to - from);
+            let elements = from - start..to - start;
             Part { row, columns, elements }
         })
     }
@@ -319,7 +321,8 @@ impl Variance<'_> {
                 for part in (MatrixRun { start, rows, columns }).parts(gradient.len()) {
                     let factor = of.rows[part.row] / of.means[part.row / rows];
                     let updates = Updates { clip, least: of.least, factor };
-                    let (begin, columns) = (part.elements.start, &of.columns[part.columns]);
+                    let begin = part.elements.start;
+                    let columns = &of.columns[part.columns];
                     blocks(part.elements, |block| {
                         let columns = &columns[block.start - begin..block.end - begin];
                         updates

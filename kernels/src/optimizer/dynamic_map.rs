@@ -58,7 +58,8 @@ impl DynamicMap {
     #[inline(always)]
     pub(super) fn code(&self, value: f32) -> u8 {
         let bits = value.to_bits();
-        let (sign, magnitude) = ((bits >> 31) as usize, bits & 0x7fff_ffff);
+        let sign = (bits >> 31) as usize;
+        let magnitude = bits & 0x7fff_ffff;
         let bucket = (magnitude >> DROPPED).saturating_sub(FIRST) as usize;
         let first = self.first_codes[sign][bucket.min(BUCKETS - 1)];
         first + u8::from(value > self.boundaries[usize::from(first)])

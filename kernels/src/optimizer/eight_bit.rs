@@ -175,7 +175,8 @@ impl AdamW8Bit<'_> {
 
     #[inline(always)]
     fn update_block(&mut self, start: usize) {
-        let (maps, factors) = (self.maps, self.factors);
+        let maps = self.maps;
+        let factors = self.factors;
         let mut moments = [[0.0; EIGHT_BIT_BLOCK]; 2];
         for ((codes, scale), (map, moment)) in
             self.state_at(start).into_iter().zip(maps.iter().zip(&mut moments))

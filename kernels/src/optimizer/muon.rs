@@ -100,7 +100,8 @@ struct Direct<'a> {
 impl Kernel for Direct<'_> {
     #[inline(always)]
     fn run(self) {
-        let (factors, ahead) = (self.factors, self.kind == MomentumKind::Nesterov);
+        let factors = self.factors;
+        let ahead = self.kind == MomentumKind::Nesterov;
         for (direction, &momentum) in self.direction.iter_mut().zip(self.momentum) {
             let gradient = *direction * factors.clip;
             let along = factors.towards(momentum, gradient);
@@ -152,7 +153,8 @@ mod tests {
             let [parameters, gradient, momentum] = [1, 2, 3].map(values);
             let mut direction = gradient.clone();
             muon_direction(&step, &mut direction, &momentum);
-            let (mut moved, mut changed) = (parameters.clone(), momentum.clone());
+            let mut moved = parameters.clone();
+            let mut changed = momentum.clone();
             muon(&step, &mut moved, [&gradient, &direction], &mut changed);
             for index in 0..parameters.len() {
                 let [p, g, m] =

@@ -66,7 +66,8 @@ impl NewtonSchulz {
     /// min(256, n)), where m is the lesser of the sizes, and n the greater.
     #[must_use]
     pub fn workspace(rows: usize, columns: usize) -> usize {
-        let (short, long) = (rows.min(columns), rows.max(columns));
+        let short = rows.min(columns);
+        let long = rows.max(columns);
         short * (short + columns_at_once(short, long))
     }
 
@@ -92,7 +93,8 @@ impl NewtonSchulz {
         workspace: &mut [f32],
         threads: Threads,
     ) {
-        let (len, own) = (rows.checked_mul(columns), Self::workspace(rows, columns));
+        let len = rows.checked_mul(columns);
+        let own = Self::workspace(rows, columns);
         assert_eq!(len, Some(matrix.len()), "orthogonalize: the elements of {rows} x {columns}");
         assert_eq!(workspace.len(), own, "orthogonalize: the workspace of {rows} x {columns}");
         let short = rows.min(columns);
@@ -177,8 +179,10 @@ impl Iteration<'_> {
 
     /// Replaces these columns of X by `a X + B X`. A column of B X needs no other column of X.
     fn add_product_to(&mut self, range: Range<usize>, a: f32) {
-        let (rows, columns) = (self.rows, self.columns);
-        let (short, width) = (rows.min(columns), range.len());
+        let rows = self.rows;
+        let columns = self.columns;
+        let short = rows.min(columns);
+        let width = range.len();
         let part = wide(self.matrix, rows, columns).columns(range.clone());
         let b = Matrix::new(self.gram, short, short);
         let product = &mut self.product[..short * width];

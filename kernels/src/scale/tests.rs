@@ -89,7 +89,8 @@ fn what_is_not_finite_stays_so() {
 #[test]
 fn a_division_by_zero_is_ieee() {
     let source = [1.0, -1.0, 0.0];
-    let (mut values, mut copied) = (source, [0.0; 3]);
+    let mut values = source;
+    let mut copied = [0.0; 3];
     divide_in_place(&mut values, 0.0);
     scaled_copy(&mut copied, &source, 0.0);
     for values in [values, copied] {

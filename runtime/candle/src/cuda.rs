@@ -48,7 +48,8 @@ fn copied<T: CudaDType + DeviceRepr>(
     // stream.
     let mut copy: CudaSlice<T> = unsafe { device.alloc(from.len()) }?;
     let ours = library(device)?;
-    let (address, bytes) = (from.buffer().address(from.range().start), size_of::<T>() * from.len());
+    let address = from.buffer().address(from.range().start);
+    let bytes = size_of::<T>() * from.len();
     {
         let (to, _written) = copy.device_ptr_mut(&stream);
         let issued: std::result::Result<(), CudaError> =
@@ -123,7 +124,8 @@ pub(crate) fn lent(tensor: Tensor) -> Result<Arc<dyn GradientValues>> {
         };
         (dtype, address, storage.device.clone())
     };
-    let (stream, len) = (library(&device)?, tensor.elem_count());
+    let stream = library(&device)?;
+    let len = tensor.elem_count();
     // SAFETY: CU-7, the tensor has `len` elements from `address` on, keeps them, and is not
     // written: it is a gradient.
     let buffer = unsafe { DeviceBuffer::foreign(&stream, (dtype, len), address, Box::new(tensor)) };

@@ -167,7 +167,8 @@ mod tests {
 
     #[test]
     fn every_kind_of_op_refuses_a_freed_parameter() {
-        let (freed, whole) = (parameter(), parameter());
+        let freed = parameter();
+        let whole = parameter();
         vacate(&freed).expect("no code reads it");
         let rows = Tensor::new(&[0_u32], &Device::Cpu).expect("one index");
         let attempts = [

@@ -196,7 +196,8 @@ mod tests {
         let cpu = &Device::Cpu;
         let anchor = VariablePurpose::Parameters.variable(cpu).expect("a scalar");
         let link = VariablePurpose::Collectives.variable(cpu).expect("a scalar");
-        let (one, cut) = (Var::new(1_f32, cpu).expect("one"), Var::new(2_f32, cpu).expect("two"));
+        let one = Var::new(1_f32, cpu).expect("one");
+        let cut = Var::new(2_f32, cpu).expect("two");
         let rows = Var::new(&[1_u32, 0], cpu).expect("two rows");
         let table = Var::new(&[1_f32, 2.0], cpu).expect("two elements");
         let sum = [

@@ -114,7 +114,8 @@ fn evaluations_keep_no_activations() {
 fn recomputed_units_keep_their_outputs_only() {
     for count in [4, 16] {
         // The input, an output of each layer, and the squares of the loss.
-        let (outputs, layers) = ((count + 2) as f64, count as f64);
+        let outputs = (count + 2) as f64;
+        let layers = count as f64;
         let Activations { forward, between, backward } = activations(count, recomputed);
         // Small tensors and the graph have less than a tenth of an activation a layer.
         let most = outputs + layers / 10.0;

@@ -62,7 +62,8 @@ fn parameters_before_a_layer_without_a_backward_are_named_with_the_cause() {
 /// before it, which run as `unit` or as `recomputed`.
 #[test]
 fn parameters_before_a_cut_at_the_begin_of_a_unit_are_named() {
-    let (strict, first) = (Unused::ErrorOnAnyRank, Unused::default());
+    let strict = Unused::ErrorOnAnyRank;
+    let first = Unused::default();
     for (recomputed, unused) in [(false, first), (false, strict), (true, first), (true, strict)] {
         let ends = common::results(2, |world| {
             let options = ModelOptions { unused, ..ModelOptions::on(mesh()) };
@@ -357,7 +358,8 @@ fn a_gradient_that_another_rank_contributes_is_a_gradient() {
 fn the_named_operations_have_no_backward() {
     let x = candle_core::Var::from_tensor(&input(0, 2, 4)).expect("a variable");
     let ones = Tensor::ones(4, candle_core::DType::F32, x.device()).expect("ones");
-    let (table, rows) = (Tensor::ones((2, 2), x.dtype(), x.device()).expect("ones"), (1, 1, 2, 4));
+    let table = Tensor::ones((2, 2), x.dtype(), x.device()).expect("ones");
+    let rows = (1, 1, 2, 4);
     let wide = x.reshape(rows).expect("four dims");
     let thd = x.reshape((1, 2, 1, 4)).expect("four dims");
     let cut = [

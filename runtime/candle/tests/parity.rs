@@ -107,7 +107,8 @@ fn every_mode_of_accumulation() {
 fn f16_parameters_with_a_loss_scale() {
     const SCALE: f64 = 1024.0;
     let mesh = Mesh::new(2, 2).expect("four ranks");
-    let (spec, precision) = (layers(3, 5), Precision::compute_in(HsdpDType::F16));
+    let spec = layers(3, 5);
+    let precision = Precision::compute_in(HsdpDType::F16);
     let loss = |units: &dyn Units, rank: usize| {
         loss_of_layers(units, 3, &input(rank, 4, 5).to_dtype(DType::F16)?)
     };

@@ -72,7 +72,8 @@ fn by_hand(dtypes: [Option<HsdpDType>; 3], model: HsdpDType, x: &Tensor) -> Resu
     let mut x = x.clone();
     for index in 0..3 {
         let read = |name: &str| variables[&format!("layer.{index}.{name}")].as_tensor();
-        let (weight, bias) = (read("weight"), read("bias"));
+        let weight = read("weight");
+        let bias = read("bias");
         x = x.to_dtype(weight.dtype())?.matmul(&weight.t()?)?.broadcast_add(bias)?.tanh()?;
     }
     let gradients = x.to_dtype(DType::F32)?.sqr()?.mean_all()?.backward()?;
@@ -137,7 +138,8 @@ fn whole_parameters_have_the_dtypes_of_their_units() {
 #[test]
 fn every_mode_of_accumulation_sums_the_gradients_of_units_in_several_dtypes() {
     const MICROBATCHES: usize = 3;
-    let (dtypes, parameters) = (MIXTURES[1], HsdpDType::BF16);
+    let dtypes = MIXTURES[1];
+    let parameters = HsdpDType::BF16;
     let x = |rank, microbatch| input(rank + 4 * microbatch, 4, WIDTH);
     let part =
         |rank, microbatch| by_hand(dtypes, parameters, &x(rank, microbatch)).expect("plain candle");

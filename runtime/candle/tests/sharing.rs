@@ -76,7 +76,8 @@ fn a_tied_weight_that_its_own_unit_reads_again_is_one_tensor() {
 fn a_parameter_that_one_forward_reads_twice_is_one_tensor() {
     assert_same_as_plain(&layers(1, 4), |units| {
         let output = units.unit("layer.0", &input(0, 3, 4), &mut |p, x| {
-            let (one, two) = (p.get("layer.0.weight")?, p.get("layer.0.weight")?);
+            let one = p.get("layer.0.weight")?;
+            let two = p.get("layer.0.weight")?;
             assert_eq!(one.id(), two.id());
             x.matmul(&one)?.matmul(&two.t()?)?.broadcast_add(&p.get("layer.0.bias")?)
         })?;

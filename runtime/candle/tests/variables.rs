@@ -97,7 +97,8 @@ fn variables_without_a_gradient_are_not_refused() {
     let ends = common::results(2, |world| {
         let mut model = sharded(world, layers(1, 4), mesh(2));
         let rows = Var::new(&[2_u32, 0, 1], &Device::Cpu)?;
-        let (bound, off) = (Var::new(0.1_f32, &Device::Cpu)?, temperature());
+        let bound = Var::new(0.1_f32, &Device::Cpu)?;
+        let off = temperature();
         step(&mut model, |pass| {
             let x = input(0, 3, 4).index_select(&rows, 0)?;
             let x =

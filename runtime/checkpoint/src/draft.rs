@@ -180,7 +180,8 @@ impl<'a> Draft<'a> {
 
     /// W6 to W8.
     fn publish(&self, head: Head, writers: usize) -> Result<PathBuf, Error> {
-        let (files, place) = (self.files(), &self.place.path);
+        let files = self.files();
+        let place = &self.place.path;
         let parts = self.place.parts(writers)?;
         self.check_sizes(&parts)?;
         let path = place.join(MANIFEST);
@@ -227,7 +228,8 @@ impl<'a> Draft<'a> {
 
 /// The files of all parts, and their tensors with the chunks in order.
 fn merged(parts: Vec<WriterPart>) -> Result<(Vec<FileEntry>, TensorEntries), Error> {
-    let (mut files, mut tensors) = (Vec::new(), TensorEntries::new());
+    let mut files = Vec::new();
+    let mut tensors = TensorEntries::new();
     for (number, WriterPart { file, tensors: parts }) in (0..).zip(parts) {
         files.push(file);
         parts.into_iter().try_for_each(|part| add(&mut tensors, part, number))?;

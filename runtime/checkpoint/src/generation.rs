@@ -35,7 +35,8 @@ impl Generation {
     pub fn open(files: Arc<dyn Files>, path: &Path) -> Result<Self, Error> {
         let at = path.join(MANIFEST);
         let bytes = read_whole(&*files, &at, MOST_BYTES).map_err(Error::io("read", &at))?;
-        let (manifest, hash) = (Manifest::decode(&at, &bytes)?, Hash::of(&bytes));
+        let manifest = Manifest::decode(&at, &bytes)?;
+        let hash = Hash::of(&bytes);
         let generation = Self { files, path: path.to_owned(), manifest, hash };
         (0..generation.manifest.files.len())
             .try_for_each(|file| generation.source(file).map(drop))?;
@@ -65,7 +66,8 @@ impl Generation {
         let FileEntry { name, bytes: want, .. } = &self.manifest.files[file];
         let path = self.path.join(name);
         let source = self.files.open(&path).map_err(Error::io("open", &path))?;
-        let (got, want) = (source.size().map_err(Error::io("get the size of", &path))?, *want);
+        let got = source.size().map_err(Error::io("get the size of", &path))?;
+        let want = *want;
         if got == want { Ok(source) } else { Err(Error::Truncated { path, got, want }) }
     }
 
@@ -185,9 +187,11 @@ impl Generation {
     }
 
     fn verify_file(&self, index: usize) -> Result<(), Error> {
-        let (file, source) = (&self.manifest.files[index], self.source(index)?);
+        let file = &self.manifest.files[index];
+        let source = self.source(index)?;
         let path = self.path.join(&file.name);
-        let (mut hasher, mut block) = (blake3::Hasher::new(), vec![0; BLOCK]);
+        let mut hasher = blake3::Hasher::new();
+        let mut block = vec![0; BLOCK];
         let mut at = 0;
         while at < file.bytes {
             let len = usize::try_from(file.bytes - at).unwrap_or(BLOCK).min(BLOCK);
@@ -218,7 +222,8 @@ impl Generation {
         if Hash::of(bytes) == chunk.hash {
             return Ok(());
         }
-        let (offset, end) = (chunk.offset, chunk.offset + chunk.len);
+        let offset = chunk.offset;
+        let end = chunk.offset + chunk.len;
         Err(Error::Corrupt { path: path(), tensor: tensor.into(), offset, end })
     }
 }

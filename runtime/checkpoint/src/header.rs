@@ -93,7 +93,8 @@ impl<'de> Visitor<'de> for TensorsVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<HeaderTensors, A::Error> {
-        let (mut tensors, mut has_metadata) = (BTreeMap::new(), false);
+        let mut tensors = BTreeMap::new();
+        let mut has_metadata = false;
         while let Some(name) = entries.next_key::<String>()? {
             if name != RESERVED {
                 let Info { dtype, shape, data_offsets } = entries.next_value()?;

@@ -318,7 +318,8 @@ impl Folder {
             for (name, place) in of_file {
                 let TensorPlace { dtype, shape, begin, .. } = place;
                 let sample = place.sample(&*source)?;
-                let (name, file) = (name.escape_debug(), file.escape_debug());
+                let name = name.escape_debug();
+                let file = file.escape_debug();
                 lines.push(format!(
                     "tensor `{name}`, {dtype} {shape:?} at byte {begin} of {file}, with a sample \
                      of hash {sample}"
@@ -561,7 +562,8 @@ impl FolderScan {
             let shape = info.shape.iter().map(|size| *size as u64).collect();
             let place = TensorPlace { path: Arc::clone(&path), dtype: info.dtype, shape, begin };
             if let Some(other) = self.tensors.insert(name.clone(), place) {
-                let (name, other) = (name.escape_debug(), other.path.display());
+                let name = name.escape_debug();
+                let other = other.path.display();
                 return Err(Error::manifest(&path, format!("`{name}` is also in {other}")));
             }
         }

@@ -85,7 +85,8 @@ impl Lease {
     /// be opened, or [`Error::Manifest`] if a load has found it broken: then nothing is removed.
     /// [`Error::Io`].
     pub fn discard_after(&mut self, step: u64) -> Result<Vec<u64>, Error> {
-        let (store, files) = (self.store.clone(), self.store.files());
+        let store = self.store.clone();
+        let files = self.store.files();
         let generation = store.open(step)?;
         if self.has_noted(step) {
             let problem = "a load has found it broken, so later checkpoints are not discarded";
@@ -131,7 +132,8 @@ impl Lease {
             Ok(steps) => steps,
             Err(error) => return vec![error],
         };
-        let (mut readable, mut left_undone) = (1, Vec::new());
+        let mut readable = 1;
+        let mut left_undone = Vec::new();
         for step in steps.into_iter().rev().filter(|step| *step < newest) {
             match self.store.open(step) {
                 Err(Error::Version { .. }) => {}
@@ -169,7 +171,8 @@ impl Lease {
     /// Removes unfinished generations except `but`, and partly removed ones, as far as possible.
     /// Their writer has failed, since it would otherwise hold the lease.
     fn clean(&self, but: Option<&Path>) -> Result<(), Error> {
-        let (root, files) = (self.store.root(), self.store.files());
+        let root = self.store.root();
+        let files = self.store.files();
         let entries = files.list(root).map_err(Error::io("list", root))?;
         let is_left = |path: &&PathBuf| is_left_behind(path) && Some(path.as_path()) != but;
         for path in entries.iter().filter(is_left) {

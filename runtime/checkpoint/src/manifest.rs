@@ -198,7 +198,8 @@ pub(crate) fn seal(value: &impl Serialize) -> serde_json::Result<Vec<u8>> {
 pub(crate) fn unseal<'a>(path: &Path, bytes: &'a [u8]) -> Result<&'a str, Error> {
     let sealed: SealedJson<'_> =
         serde_json::from_slice(bytes).map_err(|error| Error::manifest(path, error))?;
-    let (text, found) = (sealed.checkpoint.get(), Hash::of(sealed.checkpoint.get().as_bytes()));
+    let text = sealed.checkpoint.get();
+    let found = Hash::of(sealed.checkpoint.get().as_bytes());
     if found != sealed.hash {
         let problem = format!("its hash is {found}, but it records {}", sealed.hash);
         return Err(Error::manifest(path, problem));

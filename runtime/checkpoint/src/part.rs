@@ -143,7 +143,8 @@ impl WriterPart {
         hashed.write(&beginning)?;
         let tensors =
             slices.iter().map(|slice| hashed.write_slice(slice)).collect::<Result<_, _>>();
-        let (bytes, hash) = (hashed.bytes, Hash::finish(&hashed.hasher));
+        let bytes = hashed.bytes;
+        let hash = Hash::finish(&hashed.hasher);
         let part = Self { file: FileEntry { name, bytes, hash }, tensors: tensors? };
         hashed.sink.sync().map_err(Error::io("sync", hashed.path))?;
         let path = directory.join(writer.note());
@@ -216,17 +217,21 @@ impl<'a> Hashed<'a> {
     /// Writes elements as little-endian bytes, chunk by chunk.
     fn write_slice(&mut self, slice: &Slice<'_>) -> Result<PartOfTensor, Error> {
         const { assert!(cfg!(target_endian = "little"), "elements are written as they lie") };
-        let (mut offset, all) = (slice.offset, slice.values.len());
+        let mut offset = slice.offset;
+        let all = slice.values.len();
         let mut chunks = Vec::new();
         for start in (0..all).step_by(CHUNK_ELEMENTS) {
             let values = slice.values.in_f32(start..all.min(start + CHUNK_ELEMENTS));
-            let (bytes, begin): (&[u8], _) = (bytemuck::cast_slice(&values), self.bytes);
+            let bytes: &[u8] = bytemuck::cast_slice(&values);
+            let begin: _ = self.bytes;
             self.write(bytes)?;
-            let (len, hash) = (values.len() as u64, Hash::of(bytes));
+            let len = values.len() as u64;
+            let hash = Hash::of(bytes);
             chunks.push(Chunk { offset, len, file: 0, begin, end: self.bytes, hash });
             offset += len;
         }
-        let (tensor, shape) = (slice.tensor.to_owned(), slice.shape.to_vec());
+        let tensor = slice.tensor.to_owned();
+        let shape = slice.shape.to_vec();
         Ok(PartOfTensor { tensor, shape, chunks })
     }
 }

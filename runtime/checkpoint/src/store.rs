@@ -178,7 +178,8 @@ impl Store {
 
     /// Has the link `latest` point to the generation of a step (W9).
     pub(crate) fn link_latest(&self, step: u64, nonce: u64) -> Result<(), Error> {
-        let (latest, new) = (self.root.join(LATEST), self.root.join(deleted(step, nonce)));
+        let latest = self.root.join(LATEST);
+        let new = self.root.join(deleted(step, nonce));
         let target = generation(step);
         self.files.link(Path::new(&target), &new).map_err(Error::io("make", &new))?;
         self.files.rename(&new, &latest).map_err(Error::io("replace", &latest))

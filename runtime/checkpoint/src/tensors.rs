@@ -102,7 +102,8 @@ fn check_place(chunk: &Chunk, files: &[FileEntry], element_bytes: u64) -> Result
     let file = file.ok_or_else(|| {
         format!("a chunk names file index {}, but there are {} files", chunk.file, files.len())
     })?;
-    let (begin, end) = (chunk.begin, chunk.end);
+    let begin = chunk.begin;
+    let end = chunk.end;
     if end < begin || end > file.bytes {
         return Err(format!(
             "a chunk is in bytes {begin} to {end} of the {} bytes of {}",

@@ -179,7 +179,8 @@ pub(crate) fn export_weights(options: &ExportArgs) -> Result<CommandOutcome, Box
         let exported = export(generation, &Disk, &options.out, weights, most)?;
         Ok((generation.manifest().step, exported))
     })?;
-    let (Exported { files, tensors, bytes }, out) = (exported, options.out.display());
+    let Exported { files, tensors, bytes } = exported;
+    let out = options.out.display();
     print(in_one_line(format_args!(
         "step {step}: {tensors} tensors of {bytes} bytes in {files} files, in {out}"
     )))?;

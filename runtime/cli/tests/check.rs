@@ -109,7 +109,8 @@ fn the_name_of_a_file_breaks_no_line() {
 /// The records of a world of three ranks that ends early.
 fn cut_off(work: impl Fn(&World) + Send + Sync) -> TempDir {
     let folder = TempDir::new().expect("a folder");
-    let (flight_dir, deadline) = (Some(folder.path().to_owned()), Duration::from_secs(1));
+    let flight_dir = Some(folder.path().to_owned());
+    let deadline = Duration::from_secs(1);
     let options = WorldOptions { flight_dir, deadline, ..WorldOptions::default() };
     launch(3, options, |world| {
         work(&world);

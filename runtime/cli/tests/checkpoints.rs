@@ -301,8 +301,8 @@ fn a_running_job_that_removes_checkpoints_is_no_damage() {
 fn what_makes_no_sense_is_one_line_and_exit_code_2() {
     let place = Place::new(&[10]);
     let nowhere = place.path("nowhere").display().to_string();
-    let (run, model) =
-        (place.path("run").display().to_string(), place.path("run").display().to_string());
+    let run = place.path("run").display().to_string();
+    let model = place.path("run").display().to_string();
     for (arguments, expected) in [
         (&["ls", "/nowhere"][..], format!("hsdp: there is no checkpoint in {nowhere}\n")),
         (&["verify", "/nowhere"], format!("hsdp: there is no checkpoint in {nowhere}\n")),

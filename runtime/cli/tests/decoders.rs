@@ -136,7 +136,8 @@ fn a_tied_head_takes_the_operations_of_an_untied_one() {
         let config = write(&folder, "model.json", &config);
         (planned(&config)["parameters"].clone(), simulated(&config, "512")["flops"].clone())
     };
-    let (tied, untied) = (flops(true), flops(false));
+    let tied = flops(true);
+    let untied = flops(false);
     assert_eq!(tied.0, 8_190_735_360_u64 - 151_936 * 4096);
     assert_eq!(tied.1, untied.1);
 }

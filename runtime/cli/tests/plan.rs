@@ -265,7 +265,8 @@ fn muon_on_a_device_takes_memory_of_the_host() {
         let model = ["gpt2-small", "--mesh", "1x4", "--device", "cuda", "--optimizer", optimizer];
         planned(&model)["memory"]["places"].clone()
     };
-    let (muon, adamw) = (on_device("muon"), on_device("adamw"));
+    let muon = on_device("muon");
+    let adamw = on_device("adamw");
     assert_eq!(adamw.get("host"), None);
     let shards = 124_439_808 / 4 * 4;
     assert!(muon["device"]["update"].as_u64() > Some(0), "{muon}");

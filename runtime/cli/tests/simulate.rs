@@ -97,7 +97,8 @@ fn ten_thousand_ranks_that_are_alike_are_simulated_as_one() {
 fn traces_are_written_for_each_rank() {
     let folder = TempDir::new().expect("a folder");
     let at = |name: &str| folder.path().join(name).display().to_string();
-    let (timeline, chakra) = (at("step.json"), at("chakra"));
+    let timeline = at("step.json");
+    let chakra = at("chakra");
     json(&[&STEP[..], &["--trace", &timeline, "--chakra", &chakra]].concat());
     let events: Value =
         serde_json::from_str(&fs::read_to_string(&timeline).expect("read")).expect("JSON");
@@ -116,7 +117,8 @@ fn traces_are_written_for_each_rank() {
 fn large_traces_are_refused_before_they_are_written() {
     let folder = TempDir::new().expect("a folder");
     let at = |name: &str| folder.path().join(name).display().to_string();
-    let (timeline, chakra) = (at("step.json"), at("chakra"));
+    let timeline = at("step.json");
+    let chakra = at("chakra");
     let refused = |mesh: &str, microbatches: &str, option: &str| {
         let step = ["simulate", "gpt2-small", "--machine", "h100-cluster", "--trace", &timeline];
         let chakra = ["--chakra", &chakra];

@@ -116,7 +116,8 @@ fn train(options: &Options, warnings: &Warnings) -> Result<Vec<Record>, Failure>
     let bar = hsdp_train::bar(options.steps as u64, warnings);
     let records = threads::run(options.ranks, WorldOptions::default(), |world| {
         let is_first = world.rank().index() == 0;
-        let (mut parameters, mut records) = (Parameters::new(options)?, Vec::new());
+        let mut parameters = Parameters::new(options)?;
+        let mut records = Vec::new();
         for step in 0..options.steps {
             let record = train_step(options, &world, &mut parameters, step)?;
             if is_first {
@@ -286,7 +287,8 @@ impl Options {
             let what = "a batch of 1 pair has no other pair to compare with: at least 2";
             return Err(Failure::input(what));
         }
-        let (layers, size) = (2 * (VIEW + EMBEDDING), self.dtype.dtype().size_in_bytes());
+        let layers = 2 * (VIEW + EMBEDDING);
+        let size = self.dtype.dtype().size_in_bytes();
         // Each rank makes the whole batch of views.
         let views = product(&[ranks, batch, LATENT + 2 * VIEW, size_of::<f64>()]);
         let need = Need::default()
@@ -334,7 +336,8 @@ fn report(options: &Options, records: &[Record], warnings: u64) -> String {
     for part in records.chunks(records.len().div_ceil(10).max(1)) {
         let mean = |of: fn(&Record) -> f64| part.iter().map(of).sum::<f64>() / part.len() as f64;
         let steps = format!("{}-{}", part[0].step, part[0].step + part.len() - 1);
-        let (loss, accuracy) = (mean(|record| record.loss), mean(|record| record.accuracy));
+        let loss = mean(|record| record.loss);
+        let accuracy = mean(|record| record.accuracy);
         lines.push(format!("{steps:>12}  {loss:>8.4}  {:>6.1} %", 100.0 * accuracy));
     }
     if warnings > 0 {

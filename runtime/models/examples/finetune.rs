@@ -167,7 +167,8 @@ fn train(options: &Options, ranks: &Ranks) -> Result<(), Failure> {
             let model = inputs.model(&setup)?;
             let rate = |default| options.lr.unwrap_or(default);
             let adamw = |new: fn(&_, _) -> AdamW| {
-                let (learning_rate, betas) = (rate(2e-3), (0.9, 0.95));
+                let learning_rate = rate(2e-3);
+                let betas = (0.9, 0.95);
                 let with =
                     AdamWOptions { learning_rate, betas, weight_decay: 0.0, ..Default::default() };
                 new(&model, with).group(decays, |it| AdamWOptions { weight_decay: DECAY, ..it })
@@ -254,7 +255,8 @@ fn make_steps<O: Checkpointed>(
         (data.held_out().count() > 0).then(|| held_out(model)).transpose()
     };
     let before = evaluate(&mut run.model)?;
-    let (mut activations, mut after) = (None, None);
+    let mut activations = None;
+    let mut after = None;
     while run.next_step()?.is_some() {
         let counted = activations.is_none().then(|| memory::scope(ACTIVATIONS));
         let gradients = run.gradients(|pass, place| -> Result<(), hsdp_candle::Error> {
@@ -339,7 +341,8 @@ impl<'a> Inputs<'a> {
         let folder = folder.map_err(Failure::input)?;
         let read = read_data(options, run, folder.as_ref());
         let (config, data) = read.map_err(Failure::input)?;
-        let (context, most) = (options.context, config.max_position_embeddings);
+        let context = options.context;
+        let most = config.max_position_embeddings;
         if context > most && options.batches.is_none() {
             let problem = format!("--context {context}: the model reads at most {most} tokens");
             return Err(Failure::Input(problem));
@@ -370,7 +373,9 @@ impl<'a> Inputs<'a> {
     /// Returns the model of the folder, from which each rank reads its part, or one with random
     /// weights. Collective.
     fn model(&self, setup: &Setup<'_>) -> Result<ShardedModel, Failure> {
-        let (world, spec, options) = (setup.world(), self.spec.clone(), setup.model_options());
+        let world = setup.world();
+        let spec = self.spec.clone();
+        let options = setup.model_options();
         let init = self.decoder.recorded()?.init(self.options.seed);
         let Some(folder) = &self.folder else {
             return Ok(ShardedModel::new(world, spec, options, init)?);
@@ -419,11 +424,14 @@ impl<'a> Inputs<'a> {
 
     /// Adds the model, and the memory of its activations, to the report of the run.
     fn describe(&self, report: &mut Report, activations: ByteCount) {
-        let (options, config) = (self.options, self.decoder.config());
+        let options = self.options;
+        let config = self.decoder.config();
         let trained: ElemCount = self.spec.units().iter().map(Unit::trainable_numel).sum();
         let trained = trained.get();
-        let (blocks, width) = (config.num_hidden_layers, config.hidden_size);
-        let (heads, shared) = (config.num_attention_heads, config.num_key_value_heads);
+        let blocks = config.num_hidden_layers;
+        let width = config.hidden_size;
+        let heads = config.num_attention_heads;
+        let shared = config.num_key_value_heads;
         let model =
             format!("{blocks} blocks, width {width}, {heads} heads, {shared} for keys and values");
         report.row("model", model);

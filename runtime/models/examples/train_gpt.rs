@@ -102,12 +102,14 @@ fn train(options: &Options, ranks: &Ranks) -> Result<(), Failure> {
             }
             let mut report = run.finish()?;
             let Inputs { gpt, text, .. } = inputs;
-            let (length, kinds) = (text.tokens().len(), text.vocabulary());
+            let length = text.tokens().len();
+            let kinds = text.vocabulary();
             report.row("text", format!("{length} characters, {kinds} different"));
             let parameters = run.model.full_parameters()?;
             if run.model.rank().index() == 0 && report.steps_made() > 0 {
                 let plain = Plain::new(gpt.config().spec(), &parameters, Precision::default())?;
-                let (temperature, seed) = (SAMPLE_TEMPERATURE, options.seed);
+                let temperature = SAMPLE_TEMPERATURE;
+                let seed = options.seed;
                 let draw = Draw { count: SAMPLE_LENGTH, temperature, seed };
                 let prompt = text.first_line(options.context);
                 let sample = gpt::sample(gpt, &plain, prompt, draw)?;
@@ -264,7 +266,8 @@ pub(crate) fn read_text(options: &Options, repository: &Path) -> Result<String, 
 /// Checks that the tokens of a step can be counted.
 fn check_tokens(options: &Options, run: &RunOptions) -> Result<(), Failure> {
     let Options { batch, context, .. } = *options;
-    let (microbatches, ranks) = (run.microbatches, run.mesh.world_size());
+    let microbatches = run.microbatches;
+    let ranks = run.mesh.world_size();
     if product(&[batch, context, microbatches, ranks]) <= MAX_TOKENS {
         return Ok(());
     }

@@ -107,7 +107,8 @@ impl TokenSequences {
     #[must_use]
     pub fn part(&self, range: Range<usize>) -> Self {
         let range = range.start * self.length..range.end * self.length;
-        let (tokens, labels) = (self.tokens[range.clone()].to_vec(), self.labels[range].to_vec());
+        let tokens = self.tokens[range.clone()].to_vec();
+        let labels = self.labels[range].to_vec();
         Self { tokens, labels, length: self.length }
     }
 
@@ -185,7 +186,8 @@ impl Data {
         if context == 0 {
             return Err(DataError::EmptyContext);
         }
-        let (count, least) = (ids.len(), context.saturating_add(1).saturating_mul(PARTS));
+        let count = ids.len();
+        let least = context.saturating_add(1).saturating_mul(PARTS);
         if count < least {
             return Err(DataError::Short { count, item, context, least });
         }
@@ -246,10 +248,12 @@ impl Data {
         device: &Device,
     ) -> Result<f64, hsdp_candle::Error> {
         let all = &self.held_out;
-        let (rank, ranks) = (model.rank().index(), model.world().size());
+        let rank = model.rank().index();
+        let ranks = model.world().size();
         let own = all.count() * rank / ranks..all.count() * (rank + 1) / ranks;
         let batch = (self.tokens() / all.length.max(1)).max(1);
-        let (mut sum, mut items) = (0.0, 0);
+        let mut sum = 0.0;
+        let mut items = 0;
         let mut evaluation = model.evaluation()?;
         for from in own.clone().step_by(batch) {
             let [tokens, labels] = all.part(from..own.end.min(from + batch)).tensors(device)?;

@@ -95,7 +95,8 @@ fn only_the_last_save_decides_how_a_run_ends() {
     fs::rename(&aside, &checkpoints).expect("a folder");
     run.send(Signal::SIGTERM);
     let ended = run.ended();
-    let (said, steps) = (stderr(&ended), place.steps().len());
+    let said = stderr(&ended);
+    let steps = place.steps().len();
     assert_eq!(ended.status.code(), Some(143), "{said}");
     assert!(said.contains("warning: a checkpoint failed"), "{said}");
     assert!(saved(&place.out()).contains(&format!("step-{steps:08}")), "{said}");

@@ -121,7 +121,9 @@ fn row<M>(
     let recorded = match record(&load) {
         Ok(recorded) => recorded,
         Err(error) => {
-            let (measured, parameters, partly) = (Err(error), Vec::new(), Vec::new());
+            let measured = Err(error);
+            let parameters = Vec::new();
+            let partly = Vec::new();
             return Row { name, measured, parameters, partly, cuts };
         }
     };
@@ -175,7 +177,8 @@ fn partly_cut<M>(
 
 /// Makes the variables of a model, with the same values in each run.
 fn variables(recorded: &Recorded) -> Result<VarMap> {
-    let (vars, init) = (VarMap::new(), recorded.init(43));
+    let vars = VarMap::new();
+    let init = recorded.init(43);
     for param in recorded.params() {
         let var = Var::from_vec(init(param), &param.shape[..], &Device::Cpu)?;
         vars.data().lock().expect("no panic").insert(param.name.clone(), var);
@@ -243,7 +246,8 @@ impl Row {
             return ("none: it works as it is".to_owned(), String::new());
         }
         let kept = self.parameters.iter().filter(|name| !lost.contains(name));
-        let (some_lost, some_kept) = (layers(lost), layers(kept));
+        let some_lost = layers(lost);
+        let some_kept = layers(kept);
         let mut text = match (some_lost.len(), some_kept.len()) {
             (_, 0) => format!("all {all}"),
             (0, _) => format!("0 of {all}"),

@@ -158,7 +158,8 @@ fn norms_of_each_parameter_are_recorded_and_drawn_where_they_are_asked_for() {
             .map(|kind| line["norms"][kind].as_object().expect("numbers by name"));
         assert!(gradients.len() > 20 && parameters.keys().eq(updates.keys()), "{line}");
         let squares = gradients.values().map(|norm| norm.as_f64().expect("a number").powi(2));
-        let (norm, told) = (squares.sum::<f64>().sqrt(), line["grad_norm"].as_f64());
+        let norm = squares.sum::<f64>().sqrt();
+        let told = line["grad_norm"].as_f64();
         assert!(told.is_some_and(|told| (norm - told).abs() <= 1e-12 * told), "{norm}, {told:?}");
     }
     // AdamW moves each of these ones by the rate, 3e-3, up or down, and decays it by a tenth of that.

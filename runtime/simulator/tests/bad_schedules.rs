@@ -152,7 +152,8 @@ fn members_have_a_bound() {
 
 #[test]
 fn actions_have_a_bound() {
-    let (mut schedules, rank) = (Schedules::new(1, None).expect("few ranks"), Rank::new(0));
+    let mut schedules = Schedules::new(1, None).expect("few ranks");
+    let rank = Rank::new(0);
     let communicator = schedules.communicator("a", &[rank]).expect("a new name");
     let issue = Issue { communicator, op: "barrier", dtype: "", count: 0, stream: 0 };
     schedules.issue(rank, issue).expect("a member");

@@ -20,7 +20,8 @@ fn lists<const RANKS: usize>(kernels: u32, lists: [&str; RANKS]) -> Schedules {
                 schedules.wait(*rank, number).expect("an action before");
                 continue;
             };
-            let (communicator, stream) = (communicators[communicator], number as u64);
+            let communicator = communicators[communicator];
+            let stream = number as u64;
             let issue = Issue { communicator, op: "all_gather", dtype: "f32", count: 1000, stream };
             schedules.issue(*rank, issue).expect("a member");
         }
@@ -146,8 +147,8 @@ fn a_long_cycle_is_cut() {
     }
     let clause =
         |rank| format!("which rank {rank} has not issued: it waits for send #0 of p{rank}, ");
-    let (begin, end): (String, String) =
-        ((1..5).map(clause).collect(), (9..12).map(clause).collect());
+    let begin: String = (1..5).map(clause).collect();
+    let end: String = (9..12).map(clause).collect();
     let expected = format!(
         "deadlock: ranks 0-11 are stuck: rank 0 waits for send #0 of p0, {begin}... 4 more ..., {end}which rank 0 has not issued"
     );

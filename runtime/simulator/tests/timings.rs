@@ -86,12 +86,14 @@ fn changed() -> impl Strategy<Value = World> {
     let change = (any::<Index>(), any::<Index>(), 0..6_usize, any::<Index>());
     (good(), prop::collection::vec(change, 0..4)).prop_map(|(mut world, changes)| {
         for (rank, at, kind, other) in changes {
-            let (rank, members) = (rank.index(world.lists.len()), world.members.clone());
+            let rank = rank.index(world.lists.len());
+            let members = world.members.clone();
             let list = &mut world.lists[rank];
             if list.is_empty() {
                 continue;
             }
-            let (at, other_at) = (at.index(list.len()), other.index(list.len()));
+            let at = at.index(list.len());
+            let other_at = other.index(list.len());
             match (kind, &mut list[at]) {
                 (0, _) => list.swap(at, other_at),
                 (1, Act::Issue { name, .. }) => {
@@ -130,7 +132,8 @@ struct Simulator {
 impl Simulator {
     fn new(world: &Value, seed: u64) -> Self {
         let ranks = world["schedules"].as_array().expect("lists").len();
-        let (complete, mismatched) = (BTreeSet::new(), BTreeSet::new());
+        let complete = BTreeSet::new();
+        let mismatched = BTreeSet::new();
         Self { world: world.clone(), next: vec![0; ranks], complete, mismatched, random: seed }
     }
 
@@ -225,7 +228,8 @@ impl Simulator {
             let (comm, number) = self.key(rank, at);
             format!("#{number} of c{comm}")
         };
-        let (stuck, open) = (ranks.filter(is_stuck).collect::<Vec<_>>(), open.map(name).collect());
+        let stuck = ranks.filter(is_stuck).collect::<Vec<_>>();
+        let open = open.map(name).collect();
         match (self.mismatched.is_empty(), stuck.is_empty()) {
             (false, _) => ("mismatch", Vec::new(), open),
             (true, false) => ("deadlock", stuck, open),

@@ -320,7 +320,8 @@ fn agree(
     opened: u32,
 ) -> Result<u32, Error> {
     let CheckpointOptions { content, other_options, other_parameters, .. } = options;
-    let (access, opened) = (u64::from(access.is_writer()), u64::from(opened));
+    let access = u64::from(access.is_writer());
+    let opened = u64::from(opened);
     let words = [*content as u64, *other_options as u64, *other_parameters as u64];
     let [content, other_options, other_parameters] = words;
     let said = together.tell([access, content, other_options, other_parameters, opened])?;
@@ -428,8 +429,8 @@ fn partial<O: Checkpointed>(model: &ShardedModel, optimizer: &O) -> Option<Strin
     let state: BTreeSet<ParamId> = optimizer.tensors().iter().map(|it| it.parameter).collect();
     let is_known = |id, param: &Param| state.contains(&id) || updates.contains_key(&param.name);
     let all = || spec.params().filter(|(_, param)| param.role == Role::Trainable);
-    let (trainable, updated) =
-        (all().count(), all().filter(|(id, param)| is_known(*id, param)).count());
+    let trainable = all().count();
+    let updated = all().filter(|(id, param)| is_known(*id, param)).count();
     if kind.contains(AND) || state.is_empty() || updated == trainable {
         return None;
     }

@@ -42,13 +42,15 @@ pub(super) fn check<'a, O: Checkpointed>(
 ) -> Result<(SavedOptions<'a>, Option<FittingParts>), Problem> {
     let LoadWanted { content, other_options, other_parameters } = wanted;
     let SavedState { context, generation, .. } = saved;
-    let (manifest, path) = (generation.manifest(), generation.path().display());
+    let manifest = generation.manifest();
+    let path = generation.path().display();
     let refused = |what: String| Err(Problem::lasting(what));
     let own = optimizer.head(context.plan.spec());
     let options = options::agreed(manifest, &own, other_options, other_parameters);
     let saved = SavedState { options: options.clone().unwrap_or(saved.options), ..saved };
     let fits = other_parameters == OtherParameters::TakeFitting;
-    let (mut wrong, mut fitting) = (Vec::new(), None);
+    let mut wrong = Vec::new();
+    let mut fitting = None;
     if !fits {
         wrong.push(other_settings(context, manifest));
     }
@@ -100,7 +102,8 @@ pub(super) fn check_weights(
 /// Refuses a checkpoint without frozen parameters where all are wanted.
 fn check_frozen(saved: SavedState<'_>, content: Content) -> Result<(), Problem> {
     let SavedState { context, generation, .. } = saved;
-    let (manifest, path) = (generation.manifest(), generation.path().display());
+    let manifest = generation.manifest();
+    let path = generation.path().display();
     let frozen = params(context).filter(|param| param.role == Role::Frozen);
     let frozen: Vec<_> = frozen.map(|param| format!("`{}`", param.name)).collect();
     let lacks = (content_of(manifest), content) == (Content::Trainable, Content::All);
@@ -153,8 +156,11 @@ fn wrong_tensors<'a>(
     states: &[StateTensor],
     names: impl Iterator<Item = &'a String>,
 ) -> [Vec<String>; 3] {
-    let (context, manifest) = (saved.context, saved.generation.manifest());
-    let (mut reshaped, mut missing, mut expected) = (Vec::new(), Vec::new(), BTreeSet::new());
+    let context = saved.context;
+    let manifest = saved.generation.manifest();
+    let mut reshaped = Vec::new();
+    let mut missing = Vec::new();
+    let mut expected = BTreeSet::new();
     let is_state = |name: &str| name.starts_with(STATE);
     let mut named = named(context, content_of(manifest), states);
     named.sort_by_key(|(name, _)| is_state(name));
@@ -232,13 +238,15 @@ fn other_settings(context: &Context, manifest: &Manifest) -> Vec<String> {
 impl FittingParts {
     /// Compares a checkpoint with the model and the tensors and counts that an optimizer expects.
     pub(super) fn of(saved: &SavedState<'_>, expected: &Expected) -> Self {
-        let (spec, manifest) = (saved.context.plan.spec(), saved.generation.manifest());
+        let spec = saved.context.plan.spec();
+        let manifest = saved.generation.manifest();
         let mut of_parameter = BTreeMap::<ParamId, Vec<&StateTensor>>::new();
         for tensor in &expected.tensors {
             of_parameter.entry(tensor.parameter).or_default().push(tensor);
         }
         let stateful = Stateful::of(manifest);
-        let (mut fitting, mut used) = (Self::default(), BTreeSet::new());
+        let mut fitting = Self::default();
+        let mut used = BTreeSet::new();
         for (id, param) in spec.params() {
             let has_value = has_value(manifest, param);
             if has_value {

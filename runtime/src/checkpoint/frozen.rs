@@ -40,7 +40,8 @@ pub(super) fn of_parts(context: &Context, parts: &[u64]) -> u64 {
 }
 
 fn of_portion(kept: &HostShard, portion: &Portion) -> u64 {
-    let (mut sum, mut block) = (0_u64, [0.0_f32; BLOCK]);
+    let mut sum = 0_u64;
+    let mut block = [0.0_f32; BLOCK];
     let name = xxh3_64(portion.name.as_bytes());
     let values = kept.values(portion.range.clone());
     for start in (0..values.len()).step_by(BLOCK) {

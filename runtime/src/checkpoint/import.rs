@@ -209,8 +209,10 @@ fn compare(
     import: &Import<'_>,
 ) -> Result<ImportFound, Problem> {
     let tensors: BTreeMap<&str, &[u64]> = folder.tensors().collect();
-    let (mut used, mut missing) = (BTreeSet::new(), BTreeSet::new());
-    let (mut reshaped, mut required) = (Vec::new(), Vec::new());
+    let mut used = BTreeSet::new();
+    let mut missing = BTreeSet::new();
+    let mut reshaped = Vec::new();
+    let mut required = Vec::new();
     for param in context.plan.spec().units().iter().flat_map(|unit| &unit.params) {
         let name = (import.names)(&param.name);
         let shape: Vec<u64> = param.shape.iter().map(|size| *size as u64).collect();

@@ -210,7 +210,8 @@ impl Checkpoints {
         let Unmatched { new_parameters, new_states, left_over, .. } =
             fitting.map_or_else(Unmatched::default, |fitting| fitting.lists);
         let user = generation.manifest().user.clone();
-        let (broken, later) = (Vec::new(), Vec::new());
+        let broken = Vec::new();
+        let later = Vec::new();
         let resumed = Resumed { step, user, broken, later, new_parameters, new_states, left_over };
         Ok((resumed, beside))
     }
@@ -343,7 +344,8 @@ fn notes(saved: &SavedState<'_>, own: &OptimizerHead) -> Vec<String> {
              choose OtherOptions::KeepOwn"
         )
     });
-    let (scale, scaling) = (manifest.training.loss_scale, saved.context.options.loss_scaling);
+    let scale = manifest.training.loss_scale;
+    let scaling = saved.context.options.loss_scaling;
     let is_other = scale.is_some() != matches!(scaling, LossScaling::Dynamic(_));
     let scale = is_other.then(|| {
         let there =

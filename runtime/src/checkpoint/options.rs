@@ -110,7 +110,9 @@ fn differences(
     let [ours, saved] = [ours, saved].map(parts);
     let mut wrong = Vec::new();
     if [ours.len(), saved.len()] != [kinds.len(); 2] {
-        let (there, here, kind) = (saved.len(), ours.len(), &own.kind);
+        let there = saved.len();
+        let here = ours.len();
+        let kind = &own.kind;
         let text = format!("{kind} has options of {there} optimizers there, and of {here} here");
         return vec![OptionDifference { of: DifferenceOf::Groups, text }];
     }

@@ -103,7 +103,8 @@ impl WrittenPortion {
     fn of_state(context: &Context, tensor: StateTensor, range: Range<usize>) -> Option<Self> {
         let StateTensor { kind, parameter, spread } = tensor;
         let param = &context.plan.spec()[parameter];
-        let (name, shape) = (state_tensor(kind, &param.name), spread.shape(param));
+        let name = state_tensor(kind, &param.name);
+        let shape = spread.shape(param);
         let offset = range.start as u64;
         let source = WrittenFrom::State { kind, parameter, range };
         (source.len() > 0).then_some(Self { name, shape, offset, source })

@@ -79,7 +79,8 @@ impl<'a, O: Checkpointed> RankSave<'a, O> {
     }
 
     pub(super) fn identity(&self) -> SaveIdentity {
-        let (model, loads) = (self.model.id().clone(), self.model.engine.state().loads);
+        let model = self.model.id().clone();
+        let loads = self.model.engine.state().loads;
         SaveIdentity { model, loads, step: self.step, digests: self.digests() }
     }
 
@@ -113,7 +114,8 @@ impl<'a, O: Checkpointed> RankSave<'a, O> {
     /// [`Error::Checkpoint`] if `user` or the options of the optimizer differ between ranks,
     /// [`Error::Disagreement`] if they differed in the last update; [`Error::Comm`].
     pub(super) fn agree(&self, nonce: u64) -> Result<(DraftPlace, Head), Error> {
-        let (engine, [user, options, made_with]) = (&self.model.engine, self.digests());
+        let engine = &self.model.engine;
+        let [user, options, made_with] = self.digests();
         let hint = engine.state().last_weight;
         let frozen = self.frozen.unwrap_or(0);
         let said = [engine.digest_of_update(), user, options, hint, nonce, frozen, made_with];
@@ -161,7 +163,8 @@ impl<'a, O: Checkpointed> RankSave<'a, O> {
         head: Head,
         made: &mut Option<MadeGeneration>,
     ) -> Result<Option<PathBuf>, Error> {
-        let (writers, mut path) = (self.model.world().size(), None);
+        let writers = self.model.world().size();
+        let mut path = None;
         let agreed = self.together().run(|| {
             path = draft.map(|draft| draft.commit(head, writers)).transpose()?.map(told);
             Ok(())
@@ -173,9 +176,11 @@ impl<'a, O: Checkpointed> RankSave<'a, O> {
     }
 
     fn head(&self, weight_hint: u64, frozen_digest: Option<u64>) -> Head {
-        let (state, mesh) = (self.model.engine.state(), self.model.plan().mesh());
+        let state = self.model.engine.state();
+        let mesh = self.model.plan().mesh();
         let [replicate, shard] = [mesh.replicate_size(), mesh.shard_size()].map(|it| it as u64);
-        let (loss_scale, applied) = (state.loss_scale.saved(), state.applied);
+        let loss_scale = state.loss_scale.saved();
+        let applied = state.applied;
         Head {
             step: self.step,
             mesh: MeshShape { replicate, shard },

@@ -38,7 +38,9 @@ pub(super) struct FolderDifference {
 
 impl From<FolderDifference> for Undone {
     fn from(FolderDifference { ranks, paths, lines }: FolderDifference) -> Self {
-        let ([rank, other], [here, there], [got, want]) = (ranks, paths, lines);
+        let [rank, other] = ranks;
+        let [here, there] = paths;
+        let [got, want] = lines;
         let what = format!(
             "{here} has {got}, and on rank {other} {there} has {want}: all ranks must read the same"
         );
@@ -171,7 +173,8 @@ impl<'a> Together<'a> {
     pub(super) fn wait(&self, mut has_ended: impl FnMut(Duration) -> bool) -> Result<(), Error> {
         let deadline = self.context.world.deadline();
         let sign_of_life = (deadline / SIGNS_OF_LIFE).min(Duration::from_secs(1));
-        let (begun, mut warnings) = (Instant::now(), 0);
+        let begun = Instant::now();
+        let mut warnings = 0;
         loop {
             let is_alive = !has_ended(sign_of_life);
             let at_work = self.at_work(is_alive)?;

@@ -99,7 +99,8 @@ impl Checkpoints {
         weights: Weights,
         step: u64,
     ) -> Result<Resumed, Undone> {
-        let (content, other_parameters) = (self.content, self.other_parameters);
+        let content = self.content;
+        let other_parameters = self.other_parameters;
         let loaded = self.load_one(model, step, |saved| {
             let fitting = differences::check_weights(saved, content, other_parameters)?;
             let averages = averages(saved.generation, weights)?;
@@ -123,7 +124,8 @@ fn averages(
     if weights == Weights::Trained {
         return Ok(BTreeMap::new());
     }
-    let (tensors, path) = (&generation.manifest().tensors, generation.path().display());
+    let tensors = &generation.manifest().tensors;
+    let path = generation.path().display();
     let mut averages = BTreeMap::new();
     for (name, tensor) in tensors.iter().filter(|(name, _)| !name.starts_with(STATE)) {
         let average = state_tensor(AVERAGE, name);

@@ -239,7 +239,8 @@ fn each_block(
     updating: &Updating<'_>,
     mut act: impl FnMut(ParamId, AdafactorBlock<'_>) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let (mut parameters, mut gradient) = ([0.0; BLOCK], [0.0; BLOCK]);
+    let mut parameters = [0.0; BLOCK];
+    let mut gradient = [0.0; BLOCK];
     for (unit, piece) in updating.pieces() {
         for at in (0..piece.len).step_by(BLOCK) {
             let len = BLOCK.min(piece.len - at);
@@ -247,7 +248,8 @@ fn each_block(
             updating.parameters(unit, range.clone(), &mut parameters[..len])?;
             let parameter = ParamId { unit, index: piece.param };
             updating.gradient(parameter, range, &mut gradient[..len])?;
-            let (parameters, gradient) = (&parameters[..len], &gradient[..len]);
+            let parameters = &parameters[..len];
+            let gradient = &gradient[..len];
             let block = AdafactorBlock { start: piece.param_start + at, parameters, gradient };
             act(parameter, block)?;
         }

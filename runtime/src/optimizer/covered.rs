@@ -166,7 +166,8 @@ struct StatePlace {
 impl StatePlaces {
     /// Places the tensors whose spread is given for their parameters.
     pub(super) fn of(context: &Context, spread: impl Fn(ParamId) -> Option<Spread>) -> Self {
-        let (mut places, mut lens) = (Vec::new(), Vec::new());
+        let mut places = Vec::new();
+        let mut lens = Vec::new();
         for unit in context.plan.spec().unit_ids() {
             let mut own = vec![None; context.plan.spec()[unit].params.len()];
             for piece in trained_pieces(context, unit) {

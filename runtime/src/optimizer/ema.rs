@@ -90,7 +90,8 @@ impl Ema {
 
     /// This rank's shards with the averages in place of the trainable parameters.
     fn shards(&self, model: &ShardedModel) -> Result<Vec<Shard>, Error> {
-        let (context, state) = (&model.engine.context, model.engine.state());
+        let context = &model.engine.context;
+        let state = model.engine.state();
         let average = self.average.lock();
         let shard = |(unit, shard): (usize, &Shard)| {
             let unit = UnitId::new(unit);
@@ -174,7 +175,8 @@ impl Checkpointed for Ema {
 
     fn head(&self, _: &ModelSpec) -> OptimizerHead {
         let options = json!({ "decay": self.average.lock().decay() });
-        let (kind, made_with) = (Average::KIND.to_owned(), Some(options.clone()));
+        let kind = Average::KIND.to_owned();
+        let made_with = Some(options.clone());
         OptimizerHead { kind, options, made_with, updates: BTreeMap::new(), is_open: false }
     }
 
@@ -185,7 +187,8 @@ impl Checkpointed for Ema {
     fn tensors(&self) -> Vec<StateTensor> {
         let params = self.plan.spec().params();
         let trained = params.filter(|(_, param)| param.role == Role::Trainable);
-        let (kind, spread) = (Average::KIND, Spread::Elements);
+        let kind = Average::KIND;
+        let spread = Spread::Elements;
         trained.map(|(parameter, _)| StateTensor { kind, parameter, spread }).collect()
     }
 

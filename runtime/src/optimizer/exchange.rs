@@ -86,7 +86,8 @@ impl Exchange {
         let overlaps =
             move |(part, _): &&(Part, usize)| part.unit == unit && part.shard.end > held.start;
         parts.filter(overlaps).map(move |(part, at)| {
-            let (start, end) = (part.shard.start.max(held.start), part.shard.end.min(held.end));
+            let start = part.shard.start.max(held.start);
+            let end = part.shard.end.min(held.end);
             let from = at + start - part.shard.start;
             (part, start - held.start..end - held.start, from..from + end - start)
         })
@@ -137,7 +138,8 @@ impl Exchange {
         let mut owned = self.exchange(of, self.copies, (values, [&self.sent, &self.received]))?;
         for at in self.indices() {
             let matrix = &self.owners.matrices()[at];
-            let (numel, unit) = (matrix.numel(), matrix.param.unit);
+            let numel = matrix.numel();
+            let unit = matrix.param.unit;
             let mut copies = zeros(of, unit, self.copies * numel)?;
             let mut room = zeros(of, unit, workspace(matrix))?;
             self.each_received(at, &mut owned, |start, part| {
@@ -184,7 +186,8 @@ impl Exchange {
         let target = zeros(of, self.first_unit(), copies * total(receive))?;
         let counts = |all: &[Vec<Part>]| all.iter().map(|parts| copies * len(parts)).collect();
         let [send, receive] = [send, receive].map(counts);
-        let (tag, lent) = (context.tag_of_update(self.first(), step), Lent { source, target });
+        let tag = context.tag_of_update(self.first(), step);
+        let lent = Lent { source, target };
         Ok(context.reduce.all_to_all_into(tag, lent, send, receive)?.wait()?.target)
     }
 
@@ -219,7 +222,8 @@ impl Exchange {
     fn keep_first_copies(&self, received: &mut Vec<f32>) {
         let mut end = 0;
         for part in self.received.iter().flatten() {
-            let (start, len) = (self.copies * end, part.shard.len());
+            let start = self.copies * end;
+            let len = part.shard.len();
             received.copy_within(start..start + len, end);
             end += len;
         }

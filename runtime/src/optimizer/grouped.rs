@@ -317,7 +317,8 @@ impl<O: Rule> Checkpointed for Grouped<O> {
     }
 
     fn tensors(&self) -> Vec<StateTensor> {
-        let (options, spec) = (&self.groups.options, self.groups.spec());
+        let options = &self.groups.options;
+        let spec = self.groups.spec();
         let parameters = self.state.iter().flat_map(|state| state.covered.parameters());
         parameters.flat_map(|id| self.tensors_of(options, id, &spec[id])).collect()
     }

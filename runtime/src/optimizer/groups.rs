@@ -80,7 +80,8 @@ impl<O: Rule> Groups<O> {
             }
         }
         let (options, schedule) = changed(self.options, change);
-        let (parameters, names) = (names.len(), digest::of_lines(&names));
+        let parameters = names.len();
+        let names = digest::of_lines(&names);
         let group = Group { options, made_with: options, schedule, parameters, names };
         self.groups.push(group);
         self
@@ -133,7 +134,8 @@ impl<O: Rule> Groups<O> {
     /// # Panics
     /// If there is no such group.
     pub(super) fn set_learning_rate_of(&mut self, group: usize, rate: f64) {
-        let (kind, made) = (self.kind, self.groups.len());
+        let kind = self.kind;
+        let made = self.groups.len();
         let found = self.groups.get_mut(group);
         let group = found.unwrap_or_else(|| panic!("group {group} of {kind}: it has {made}"));
         set_rate(&mut group.options, rate);
@@ -188,7 +190,8 @@ impl<O: Rule> Groups<O> {
         let mut all = options::json(options);
         if !self.groups.is_empty() {
             let group = |group: &Group<O>| {
-                let (parameters, options) = (group.parameters, options::json(of_group(group)));
+                let parameters = group.parameters;
+                let options = options::json(of_group(group));
                 let names = format!("{:#018x}", group.names);
                 json!({ "parameters": parameters, "names": names, "options": options })
             };

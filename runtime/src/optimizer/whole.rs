@@ -117,7 +117,8 @@ impl WholeParameters {
         let states = exchange.owned().map(|whole| zeros(whole.param));
         let states = states.collect::<Result<_, Error>>()?;
         let covered = Covered::of(context, has);
-        let (staged, staged_states) = (Staged::default(), BTreeMap::new());
+        let staged = Staged::default();
+        let staged_states = BTreeMap::new();
         Ok(Held { covered, exchange, tensors, states, staged, staged_states })
     }
 }

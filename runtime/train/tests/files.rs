@@ -110,7 +110,8 @@ fn texts_are_those_of_regular_files_with_a_bound_on_their_sum() {
 
 #[test]
 fn texts_are_also_those_of_links_and_there_is_at_least_one() {
-    let (folder, elsewhere) = (TempDir::new().expect("a folder"), TempDir::new().expect("another"));
+    let folder = TempDir::new().expect("a folder");
+    let elsewhere = TempDir::new().expect("another");
     let none = read_texts(folder.path(), "md", 100).expect_err("no file").to_string();
     assert!(none.ends_with(": there is no file .md in it"), "{none}");
     let linked = elsewhere.path().join("text");

@@ -162,7 +162,8 @@ fn an_evaluation_that_is_due_must_be_made() {
 fn steps_whose_lines_are_lost_are_named() {
     let folder = Folder::new();
     let metrics = folder.metrics();
-    let (saving, resumed) = (["--save-every", "2"], ["--save-every", "2", "--resume", "--steps"]);
+    let saving = ["--save-every", "2"];
+    let resumed = ["--save-every", "2", "--resume", "--steps"];
     ended(&folder.run("", &saving), 0, &[]);
     let text = fs::read_to_string(&metrics).expect("a file");
     let lines: Vec<&str> = text.lines().collect();

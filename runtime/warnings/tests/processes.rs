@@ -87,8 +87,11 @@ fn play(part: &str) -> ExitCode {
 }
 
 fn values() {
-    let (rank, reason, absent) = (3_usize, "a\nb", None::<u32>);
-    let (path, ranks) = ("out", [1, 2]);
+    let rank = 3_usize;
+    let reason = "a\nb";
+    let absent = None::<u32>;
+    let path = "out";
+    let ranks = [1, 2];
     hsdp_warnings::warn!(
         rank,
         reason,

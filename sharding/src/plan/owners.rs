@@ -50,7 +50,8 @@ impl WholeMatrix {
     /// larger dim n.
     #[must_use]
     pub fn workspace(&self) -> ElemCount {
-        let (small, large) = (self.rows.min(self.columns), self.rows.max(self.columns));
+        let small = self.rows.min(self.columns);
+        let large = self.rows.max(self.columns);
         ElemCount::of(self.numel() + small * (small + small.max(large.min(256))))
     }
 
@@ -58,8 +59,8 @@ impl WholeMatrix {
     /// the larger n. For these there are a product of m x n and n x m, one of m x m and m x m, and
     /// one of m x m and m x n.
     fn cost(&self) -> u128 {
-        let (small, large) =
-            (self.rows.min(self.columns) as u128, self.rows.max(self.columns) as u128);
+        let small = self.rows.min(self.columns) as u128;
+        let large = self.rows.max(self.columns) as u128;
         small * small * (2 * large + small)
     }
 }
@@ -167,7 +168,8 @@ impl Owners {
 
     /// The parts of matrices in a piece of a shard, in order.
     fn parts(&self, unit: UnitId, piece: Piece) -> impl Iterator<Item = Part> {
-        let (param, held) = (ParamId { unit, index: piece.param }, piece.param_range());
+        let param = ParamId { unit, index: piece.param };
+        let held = piece.param_range();
         let is_before =
             |whole: &WholeMatrix| (whole.param, whole.range().end) <= (param, held.start);
         let first = self.matrices.partition_point(is_before);
@@ -176,7 +178,8 @@ impl Owners {
             .iter()
             .take_while(move |whole| whole.param == param && whole.start < end);
         overlapping.zip(first..).map(move |(whole, matrix)| {
-            let (start, end) = (held.start.max(whole.start), held.end.min(whole.range().end));
+            let start = held.start.max(whole.start);
+            let end = held.end.min(whole.range().end);
             let in_shard = |element| piece.shard_start + element - held.start;
             let shard = in_shard(start)..in_shard(end);
             Part { matrix, unit, shard, start: start - whole.start }

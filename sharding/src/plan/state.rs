@@ -193,7 +193,8 @@ pub(super) fn pieces_in(
 /// The part of a piece that lies in a range of the shard; `None` if the two do not overlap.
 fn clipped(piece: Piece, part: &Range<usize>) -> Option<Piece> {
     let all = piece.shard_range();
-    let (start, end) = (all.start.max(part.start), all.end.min(part.end));
+    let start = all.start.max(part.start);
+    let end = all.end.min(part.end);
     (start < end).then(|| Piece {
         param_start: piece.param_start + start - all.start,
         shard_start: start,
@@ -262,7 +263,8 @@ pub(super) fn cut(
     range: Range<usize>,
     shard_len: usize,
 ) -> impl Iterator<Item = (Range<usize>, usize)> {
-    let (first, last) = (range.start / shard_len, (range.end - 1) / shard_len);
+    let first = range.start / shard_len;
+    let last = (range.end - 1) / shard_len;
     let end = range.end.min((first + 1) * shard_len);
     let head = (first..first + 1, end - range.start);
     let whole = (first + 1..last, shard_len);

@@ -198,7 +198,8 @@ mod tests {
             [Uneven::Error, Uneven::Stop, Uneven::ZeroWeight]
                 .map(|policy| supply(inputs).course(policy))
         };
-        let (goes, ends) = (Some(Course::Goes), Some(Course::Ends));
+        let goes = Some(Course::Goes);
+        let ends = Some(Course::Ends);
         assert_eq!(course([Ready, Ready, Ready]), [goes, goes, goes]);
         assert_eq!(course([Ready, Exhausted, Ready]), [None, ends, goes]);
         assert_eq!(course([Exhausted, Exhausted, Exhausted]), [ends, ends, ends]);

@@ -48,7 +48,8 @@ fn every_difference_shows() {
         fingerprint(model_of(block), "2x3", PlanOptions { param_dtype, ..options })
     };
     let stored = |dtype| Param::new("b", [64]).frozen().stored_in(dtype);
-    let (w, b) = (|| Param::new("w", [64, 32]), || Param::new("b", [64]));
+    let w = || Param::new("w", [64, 32]);
+    let b = || Param::new("b", [64]);
     let unit = |params: [Param; 2]| params.into_iter().fold(Unit::new("block"), Unit::param);
     let renamed = block().params.into_iter().fold(Unit::new("h.0"), Unit::param);
     let plain = ModelSpec::new().unit(Unit::new("embedding").param(Param::new("wte", [100, 32])));

@@ -65,7 +65,8 @@ fn assert_gather_undoes_shard(layout: &UnitLayout) {
 }
 
 fn assert_aligned(layout: &UnitLayout, unit: &Unit) {
-    let (trainable, frozen) = (layout.trainable(), layout.frozen());
+    let trainable = layout.trainable();
+    let frozen = layout.frozen();
     assert_eq!((trainable.start, frozen.start), (0, trainable.len));
     assert_eq!(layout.full_len(), trainable.len + frozen.len);
     assert_eq!(layout.shard_len(), trainable.shard_len + frozen.shard_len);

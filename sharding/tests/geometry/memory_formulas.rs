@@ -100,7 +100,8 @@ impl Player {
         let played = &mut self.played;
         match output {
             Output::Gather { unit, phase, .. } => {
-                let (unit, copy) = (unit.index(), name(phase));
+                let unit = unit.index();
+                let copy = name(phase);
                 played.gathers.push((unit, copy));
                 let bytes = self.bytes(unit);
                 self.played.ledger.allocate(unit, copy, bytes);
@@ -214,8 +215,12 @@ fn peak_full(plan: &Plan, player: &Player) -> usize {
 /// The f32 values that a rank holds in the step that was played, counted parameter by parameter and
 /// piece by piece; padding is the rest.
 fn counted(plan: &Plan) -> MemoryPlan {
-    let (options, player) = (plan.options(), played(plan));
-    let (mut shard, mut partial, mut grad_full, mut without_master) = (0, 0, 0, 0);
+    let options = plan.options();
+    let player = played(plan);
+    let mut shard = 0;
+    let mut partial = 0;
+    let mut grad_full = 0;
+    let mut without_master = 0;
     let mut gather_input = 0;
     for (at, (unit, layout)) in plan.spec().units().iter().zip(plan.layouts()).enumerate() {
         let ranks = layout.shard_size();
@@ -361,7 +366,8 @@ proptest! {
         let spec = spec.updated_by(|_| State::Elements(slots));
         let plan = Plan::new(spec, mesh, PlanOptions::default()).unwrap();
         let mut saved: HashMap<(usize, usize), Vec<u8>> = HashMap::new();
-        let (mut copied, mut words) = (ByteCount::ZERO, 0);
+        let mut copied = ByteCount::ZERO;
+let mut words = 0;
         for (unit, spec) in plan.spec().units().iter().enumerate() {
             for (index, param) in spec.params.iter().enumerate() {
                 let numel: usize = param.shape.iter().product();
@@ -374,7 +380,8 @@ proptest! {
             let own = plan.pieces_of(rank);
             for (unit, piece) in plan.pieces_saved_by(rank) {
                 let is_within = |(of, all): &(UnitId, Piece)| {
-                    let (all_of, saved_of) = (all.param_range(), piece.param_range());
+                    let all_of = all.param_range();
+let saved_of = piece.param_range();
                     let same = (*of, all.param) == (unit, piece.param);
                     let shift = piece.shard_start as i64 - piece.param_start as i64;
                     same && all_of.start <= saved_of.start && saved_of.end <= all_of.end

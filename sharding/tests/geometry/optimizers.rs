@@ -62,7 +62,8 @@ pub(crate) fn trainable(plan: &Plan) -> Vec<(ParamId, Param)> {
 /// The multiplications of the three products of a Newton-Schulz step on a matrix X of m x n, m <= n: X Xᵀ, its square, and the
 /// polynomial of it times X.
 fn cost(rows: usize, columns: usize) -> usize {
-    let (m, n) = (rows.min(columns), rows.max(columns));
+    let m = rows.min(columns);
+    let n = rows.max(columns);
     m * n * m + m * m * m + m * m * n
 }
 
@@ -122,7 +123,8 @@ fn held(plan: &Plan, id: ParamId, numel: usize) -> Vec<usize> {
 
 /// The f32 of the rows and columns of a parameter of two dims or more, counted one by one.
 pub(crate) fn factors(shape: &[usize]) -> usize {
-    let (matrix, stack) = (&shape[shape.len() - 2..], &shape[..shape.len() - 2]);
+    let matrix = &shape[shape.len() - 2..];
+    let stack = &shape[..shape.len() - 2];
     let stacked: usize = stack.iter().product();
     (0..stacked).map(|_| matrix[0] + matrix[1]).sum()
 }
@@ -166,7 +168,8 @@ fn exchange(plan: &Plan, wholes: &[Whole], copies: usize) -> Vec<[usize; 5]> {
             }
         }
         // The matrix, its square, and a square, or 256 columns if it has these and they are more.
-        let (small, large) = (rows.min(columns), rows.max(columns));
+        let small = rows.min(columns);
+        let large = rows.max(columns);
         let product = if large < 256 { small.max(large) } else { small.max(256) };
         let needed = match copies {
             1 => rows * columns + small * small + small * product,
@@ -233,7 +236,8 @@ fn written(plan: &Plan) -> Vec<usize> {
         mesh.rank_at(Coordinate { replicate_index, shard_index }).index()
     };
     for (id, param) in trainable(plan) {
-        let (mut in_piece, mut last) = (0, usize::MAX);
+        let mut in_piece = 0;
+        let mut last = usize::MAX;
         for element in 0..param.numel() {
             let (shard, index) = place(plan, id, element);
             (in_piece, last) = (if shard == last { in_piece + 1 } else { 0 }, shard);
@@ -502,7 +506,8 @@ fn an_average_is_an_f32_for_each_trained_element_of_a_shard() {
         let spec = (0..averages).fold(spec, |spec, _| spec.averaged());
         Plan::new(spec, Mesh::new(2, 3).expect("a mesh"), PlanOptions::default()).expect("a plan")
     };
-    let (none, two) = (plan(0), plan(2));
+    let none = plan(0);
+    let two = plan(2);
     assert_eq!(none.fingerprint(), two.fingerprint(), "it is a prediction");
     // 100 elements on three ranks: 64, and 36, and none, each with padding to a multiple of 32.
     let shard = 64;

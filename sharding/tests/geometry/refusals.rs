@@ -85,7 +85,8 @@ fn refused(param_dtype: DType, params: [Param; 2]) -> String {
 
 #[test]
 fn only_frozen_parameters_are_stored_in_the_dtype_in_which_they_are_gathered() {
-    let (w, base) = (|| Param::new("w", [3]), || Param::new("base", [3]).frozen());
+    let w = || Param::new("w", [3]);
+    let base = || Param::new("base", [3]).frozen();
     assert_eq!(
         refused(DType::BF16, [w().stored_in(DType::BF16), base()]),
         "parameter `w`, stored in bf16: it is trained, which needs an f32 master: mark it `frozen`"

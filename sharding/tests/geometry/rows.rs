@@ -145,7 +145,8 @@ fn element_granularity_of_the_others_costs_nothing() {
 
 #[test]
 fn a_transformer_block_pays_little() {
-    let (width, shards) = (768, 64);
+    let width = 768;
+    let shards = 64;
     let matrix = |name: &str, rows: usize, row: usize| Param::new(name, [rows, row]).rows(1);
     let unit = Unit::new("h.0")
         .param(Param::new("norm", [width]))

@@ -342,8 +342,10 @@ fn a_kept_unit_that_a_rank_gathers_along_is_there_for_its_backward() {
 /// Returns the kind of a collective of units, and the bytes that a rank receives from other members;
 /// nothing if there are none.
 fn received(plan: &Plan, rank: Rank, call: Collective) -> Option<(usize, u64)> {
-    let (mesh, size) = (plan.mesh(), call.dtype.size_bytes() as u64);
-    let (shards, replicas) = (mesh.shard_size() as u64, mesh.replicate_size() as u64);
+    let mesh = plan.mesh();
+    let size = call.dtype.size_bytes() as u64;
+    let shards = mesh.shard_size() as u64;
+    let replicas = mesh.replicate_size() as u64;
     let elements = call.elements as u64;
     if call.members.count(mesh) == 1 {
         return None;

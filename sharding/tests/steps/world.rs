@@ -515,7 +515,8 @@ impl World {
 
     fn describe(&self, what: &str) -> String {
         let ranks = self.members.iter().enumerate().map(|(rank, member)| {
-            let (words, waits) = (member.words.join(" "), &member.waits);
+            let words = member.words.join(" ");
+            let waits = &member.waits;
             let next = member.script.get(member.calls);
             format!("\n  rank {rank}: {words}, waits {waits:?}, next {next:?}")
         });

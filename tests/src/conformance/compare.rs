@@ -84,7 +84,8 @@ impl Tally {
     pub(super) fn exactly(&mut self, got: f32, expected: f32, place: impl FnOnce() -> String) {
         let same = got.to_bits() == expected.to_bits();
         let ratio = if same { 0.0 } else { f64::INFINITY };
-        let (got, expected) = (f64::from(got), f64::from(expected));
+        let got = f64::from(got);
+        let expected = f64::from(expected);
         self.note(Finding { ratio, place: String::new(), got, expected }, place);
     }
 

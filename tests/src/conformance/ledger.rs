@@ -50,7 +50,8 @@ pub(super) fn against_plan(
         (Channel::AllReduce, Op::AllReduce, traffic.all_reduce),
     ];
     for (channel, op, planned) in flows {
-        let (measured, planned) = (ledger.op(channel, op), planned * steps);
+        let measured = ledger.op(channel, op);
+        let planned = planned * steps;
         if measured != planned {
             return Err(format!("{op}: {}, planned {}", told(measured), told(planned)));
         }

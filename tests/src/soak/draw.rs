@@ -140,7 +140,8 @@ fn data(mesh: Mesh, steps: u64, random: &mut ChaCha8Rng) -> Vec<u64> {
 
 fn options(mesh: Mesh, faults: &[Fault], random: &mut ChaCha8Rng) -> ModelOptions {
     let dtypes = [DType::F32, DType::BF16, DType::F16];
-    let (parameters, wire) = (pick(random, &dtypes), pick(random, &dtypes));
+    let parameters = pick(random, &dtypes);
+    let wire = pick(random, &dtypes);
     let objective = pick(random, &[Objective::WeightedMean, Objective::RankMean, Objective::Sum]);
     // A mean over ranks has no place for a rank without data.
     let uneven = match objective {

@@ -58,7 +58,8 @@ impl<'a> Comparison<'a> {
     /// # Errors
     /// The error of the runtime.
     pub fn run(&self, world: &World) -> Result<Ran, Error> {
-        let (spec, options) = (self.spec.clone(), self.options.clone());
+        let spec = self.spec.clone();
+        let options = self.options.clone();
         let mut model = ShardedModel::new(world.clone(), spec, options, programs::initial)?;
         model.record_events();
         let norms = programs::run(&mut model, &self.programs[world.rank().index()])?;

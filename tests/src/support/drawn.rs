@@ -28,7 +28,8 @@ impl Drawn {
     /// them are drawn.
     pub fn of(seed: u64, fit: impl FnOnce(&mut ModelOptions)) -> Self {
         let mut draw = Draw(ChaCha8Rng::seed_from_u64(seed));
-        let (spec, mut options) = (draw.spec(), draw.options());
+        let spec = draw.spec();
+        let mut options = draw.options();
         fit(&mut options);
         let programs = draw.programs(&spec, &options);
         Self { spec, options, programs }

@@ -192,7 +192,8 @@ impl Member {
 fn feeds(part: &Part) -> Vec<Feed> {
     match part {
         Part::Step(step) => {
-            let (microbatches, input) = (step.given, step.input);
+            let microbatches = step.given;
+            let input = step.input;
             let intent = Intent::Step { microbatches, input };
             let names_samples = step.samples.is_some();
             let mut feeds = vec![Feed::Begin { intent, names_samples }];

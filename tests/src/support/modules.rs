@@ -51,7 +51,8 @@ impl Modules {
     pub fn of(folder: &str, sources: &[Source]) -> Self {
         let files: Vec<File<'_>> = sources.iter().filter_map(|it| File::read(folder, it)).collect();
         assert!(files.iter().any(|it| it.module.is_empty()), "{folder}: a crate has a front page");
-        let (mut all, mut names) = (BTreeSet::new(), Names::new());
+        let mut all = BTreeSet::new();
+        let mut names = Names::new();
         for File { module, uses, .. } in &files {
             all.extend((0..=module.len()).map(|len| module[..len].to_vec()));
             let names = names.entry(module.clone()).or_default();
@@ -62,7 +63,8 @@ impl Modules {
             for path in file.paths(&all) {
                 let to = resolve(&file.module, &path, (&all, &names), MOST_STEPS);
                 if let Some(to) = to.filter(|to| *to != file.module) {
-                    let (file, from) = (file.path.to_owned(), file.module.clone());
+                    let from = file.module.clone();
+                    let file = file.path.to_owned();
                     imports.insert(Import { file, from, to });
                 }
             }
@@ -165,7 +167,8 @@ impl Imports {
     }
 
     fn reached_from<'a>(&'a self, module: &'a str) -> BTreeSet<&'a str> {
-        let (mut reached, mut next) = (BTreeSet::new(), vec![module]);
+        let mut reached = BTreeSet::new();
+        let mut next = vec![module];
         while let Some(module) = next.pop() {
             let imported = self.0[module].keys().map(String::as_str);
             next.extend(imported.filter(|it| reached.insert(*it)));
@@ -196,7 +199,8 @@ fn resolve(
     (all, names): (&BTreeSet<Module>, &Names),
     steps: usize,
 ) -> Option<Module> {
-    let (mut at, mut rest) = (from.clone(), path);
+    let mut at = from.clone();
+    let mut rest = path;
     match rest.first()?.as_str() {
         "crate" => (at, rest) = (Module::new(), &rest[1..]),
         "self" => rest = &rest[1..],
@@ -235,7 +239,9 @@ fn code(text: &str) -> String {
 /// Takes the imports out of a text. Returns what is left, and for each name the path that it stands
 /// for.
 fn without_uses(code: &str) -> (String, Vec<(Vec<String>, String)>) {
-    let (mut left, mut uses, mut rest) = (String::new(), Vec::new(), code);
+    let mut left = String::new();
+    let mut uses = Vec::new();
+    let mut rest = code;
     while !rest.is_empty() {
         let line = rest.split_inclusive('\n').next().unwrap_or(rest);
         let statement = line.trim_start();

@@ -183,7 +183,8 @@ fn ranks_that_see_different_newest_checkpoints_are_named() {
 
 /// The disk of a rank that lists nothing in `root`, the first times.
 fn late(root: &Path, times: usize) -> CheckpointOptions {
-    let (root, looks) = (root.to_owned(), AtomicUsize::new(0));
+    let root = root.to_owned();
+    let looks = AtomicUsize::new(0);
     let files = Hooked::by(move |operation, path| match operation {
         "list" if path == root && looks.fetch_add(1, Ordering::Relaxed) < times => {
             Err(io::ErrorKind::NotFound.into())
@@ -243,7 +244,8 @@ fn ranks_that_ask_for_different_steps_are_named() {
 
 /// The folder of a model, trained for some steps.
 fn exported(folder: &Path, steps: u64) -> PathBuf {
-    let (store, model) = (folder.join(format!("store{steps}")), folder.join("model"));
+    let store = folder.join(format!("store{steps}"));
+    let model = folder.join("model");
     save(&store, (1, &[steps]), 7);
     let generation = Store::new(&store, Arc::new(Disk)).latest().expect("read").expect("there");
     export(&generation, &Disk, &model, Weights::Trained, u64::MAX).expect("exported");

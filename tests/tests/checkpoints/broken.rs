@@ -217,7 +217,8 @@ fn one_that_is_asked_for_by_its_step_is_loaded_or_refused() {
     let loaded = on_ranks(RANKS, |world| {
         let mut training = Training::new(world, &options())?;
         let mut checkpoints = training.checkpoints(folder.path())?;
-        let (model, optimizer) = (&mut training.model, &mut training.optimizer);
+        let model = &mut training.model;
+        let optimizer = &mut training.optimizer;
         let mut refused = |step| checkpoints.load(model, optimizer, step).map(|it| it.step);
         let refusals = [4, 3].map(|step| refused(step).expect_err("broken, or none").to_string());
         assert_eq!(refused(2)?, 2);

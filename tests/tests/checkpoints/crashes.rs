@@ -18,7 +18,8 @@ fn elements(step: u64) -> Vec<f32> {
 
 /// Saves a step: each writer has a third of a tensor, and of a state of it.
 fn save(lease: &mut Lease, step: u64) -> Result<Vec<Error>, Error> {
-    let (values, state) = (elements(step), state_tensor("momentum", "w"));
+    let values = elements(step);
+    let state = state_tensor("momentum", "w");
     let draft = lease.begin(step)?;
     for (index, third) in values.chunks(LEN / WRITERS).enumerate() {
         let offset = (index * third.len()) as u64;
@@ -54,7 +55,8 @@ fn newest(root: &Path) -> u64 {
 /// Two generations, and a save of a third that is ended at its `at`-th operation; whether it had so many.
 fn end_at(at: u64, (fault, loss): (Fault, Loss)) -> bool {
     let folder = tempfile::tempdir().expect("a folder");
-    let (root, graveyard) = (folder.path().join("store"), folder.path().join("graves"));
+    let root = folder.path().join("store");
+    let graveyard = folder.path().join("graves");
     fs::create_dir(&graveyard).expect("a folder");
     let what = format!("{fault:?} at operation {at}, {loss:?} is lost");
     {
@@ -129,7 +131,8 @@ fn row_39_so_does_a_loss_of_power_at_any_operation() {
 /// operation. Returns whether that operation took place.
 fn discard_until(at: u64, (fault, loss): (Fault, Loss)) -> bool {
     let folder = tempfile::tempdir().expect("a folder");
-    let (root, graveyard) = (folder.path().join("store"), folder.path().join("graves"));
+    let root = folder.path().join("store");
+    let graveyard = folder.path().join("graves");
     fs::create_dir(&graveyard).expect("a folder");
     let what = format!("{fault:?} at operation {at}, {loss:?} is lost");
     {

@@ -47,7 +47,8 @@ fn in_background(training: &mut Training, checkpoints: &mut Checkpoints) -> Resu
 /// Saves twice, and has the `at`-th operation of a rank's fail in the second save.
 fn fail_at(save: Save, (culprit, at): (usize, u64)) -> Vec<End> {
     let folder = tempfile::tempdir().expect("a folder");
-    let (root, graves) = (folder.path().join("store"), folder.path().join("graves"));
+    let root = folder.path().join("store");
+    let graves = folder.path().join("graves");
     std::fs::create_dir(&graves).expect("a folder");
     let ended = on_ranks(RANKS, |world| {
         let rank = world.rank().index();

@@ -122,7 +122,8 @@ impl Train for (WholeParameters, AdamW) {
     }
 
     fn train(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<(), Error> {
-        let (whole, adamw) = (&mut self.0.by(slower), &mut self.1);
+        let whole = &mut self.0.by(slower);
+        let adamw = &mut self.1;
         let both: [Selected<'_>; 2] = [(whole, is_matrix), (adamw, |param| !is_matrix(param))];
         model.update_by(gradients, both).map(drop)
     }
@@ -273,7 +274,8 @@ fn assert_same(ended: &Parameters, expected: &Parameters, names: [&str; 2]) {
 }
 
 fn frozen_then_trained_and_back<O: Train>() {
-    let (all, without) = (spec(&[A, B, C]), spec(&[A, ("*b", B.1), ("*c", C.1)]));
+    let all = spec(&[A, B, C]);
+    let without = spec(&[A, ("*b", B.1), ("*c", C.1)]);
     let whole = alone::<O>(&all, 0..5);
     for (turn, save) in MESHES.into_iter().enumerate() {
         let load = MESHES[(turn + 1) % MESHES.len()];
@@ -303,7 +305,8 @@ fn frozen_then_trained_and_back<O: Train>() {
 }
 
 fn a_new_head<O: Train>() {
-    let (old, new) = (spec(&[A, C, B]), spec(&[A, ("head", &[2, 40]), ("b", &[5, 100])]));
+    let old = spec(&[A, C, B]);
+    let new = spec(&[A, ("head", &[2, 40]), ("b", &[5, 100])]);
     let whole = alone::<O>(&old, 0..5);
     for (turn, save) in MESHES.into_iter().enumerate() {
         let load = MESHES[(turn + 2) % MESHES.len()];
@@ -353,8 +356,10 @@ fn a_head_is_new_or_gone_with_averages() {
 #[test]
 fn optimizers_that_add_up_over_ranks_take_what_fits() {
     fn close<O: Train>() {
-        let (all, without) = (spec(&[A, B, C]), spec(&[A, ("*b", B.1), ("*c", C.1)]));
-        let (whole, anew) = (alone::<O>(&all, 0..5), alone::<O>(&all, 3..5));
+        let all = spec(&[A, B, C]);
+        let without = spec(&[A, ("*b", B.1), ("*c", C.1)]);
+        let whole = alone::<O>(&all, 0..5);
+        let anew = alone::<O>(&all, 3..5);
         for content in [Content::All, Content::Trainable] {
             let (resumed, ended) = go::<O>([&without, &all], [(1, 2), (2, 2)], content);
             assert_eq!(sorted(&resumed.new_states), ["b", "c"]);
@@ -398,7 +403,8 @@ fn what_fits_is_everything_where_nothing_differs() {
 /// A checkpoint shows parameters that it leaves out by their digest alone.
 #[test]
 fn another_base_is_refused_also_where_what_fits_is_taken() {
-    let (first, second) = (spec(&[A, ("*b", B.1)]), spec(&[A, B, C]));
+    let first = spec(&[A, ("*b", B.1)]);
+    let second = spec(&[A, B, C]);
     let folder = tempfile::tempdir().expect("a folder");
     on_ranks(2, |world| {
         let mut model = model(world, &first, (2, 1))?;
@@ -525,12 +531,14 @@ const NEW: [(&str, &[usize]); 5] = [A, ("head", &[2, 40]), ("b", &[300]), C, ("s
 #[test]
 fn a_save_before_the_first_update_changes_nothing() {
     fn compare<O: Train>() {
-        let (old, new) = (spec(&OLD), spec(&NEW));
+        let old = spec(&OLD);
+        let new = spec(&NEW);
         let train = |model: &mut ShardedModel, by: &mut O| steps(model, by, 3..5);
         let [without, once, twice] =
             [0, 1, 2].map(|saves| resumed_after_saves([&old, &new], saves, train));
         assert!(without == once && once == twice);
-        let (whole, anew) = (alone::<O>(&old, 0..5), alone::<O>(&new, 3..5));
+        let whole = alone::<O>(&old, 0..5);
+        let anew = alone::<O>(&new, 3..5);
         for (name, values) in &without {
             let goes_on = ["a", "c"].contains(&name.trim_start_matches('*'));
             let expected = if goes_on { &whole[name] } else { &anew[name] };
@@ -551,7 +559,8 @@ fn a_parameter_whose_state_was_loaded_by_another_optimizer_is_refused() {
         wrong: fn(&mut O, &mut ShardedModel, Gradients) -> Result<Update, Error>,
         expected: &str,
     ) {
-        let (old, new) = (spec(&OLD), spec(&NEW));
+        let old = spec(&OLD);
+        let new = spec(&NEW);
         let right = |model: &mut ShardedModel, by: &mut O| steps(model, by, 3..5);
         let corrected = |model: &mut ShardedModel, by: &mut O| {
             let before = model.full_parameters()?;

@@ -38,7 +38,8 @@ fn step<O>(
     optimizer: &mut O,
     update: impl FnOnce(&mut O, &mut ShardedModel, hsdp::Gradients) -> Result<Update, Error>,
 ) -> Result<(), Error> {
-    let (rank, number) = (model.rank().index(), model.committed_steps());
+    let rank = model.rank().index();
+    let number = model.committed_steps();
     let mut step = model.begin_step(StepOptions::microbatches(1))?;
     springs::microbatch(&mut step, Batch::of(rank % 2, number, 0))?;
     let gradients = step.finish()?;
@@ -389,7 +390,8 @@ fn an_old_checkpoint_gives_its_rates_with_a_warning_and_other_options_must_be_eq
     run((1, 1), Some(folder.path()), make, set);
     make_old(folder.path());
     let load = |options: AdamWOptions, other| {
-        let (said, folder) = (Said::default(), folder.path());
+        let said = Said::default();
+        let folder = folder.path();
         let resumed = with_default(said.clone(), || {
             let mut model = model(World::single(), (1, 1)).expect("a model");
             let mut adamw = AdamW::new(&model, options);

@@ -310,7 +310,8 @@ fn a_model_takes_the_parameters_that_fit_where_that_is_asked_for() {
 
 /// The writer removes a generation when it is read for the first time, and has saved newer ones.
 fn removing(root: &Path, step: u64) -> CheckpointOptions {
-    let (root, has_removed) = (root.to_owned(), AtomicBool::new(false));
+    let root = root.to_owned();
+    let has_removed = AtomicBool::new(false);
     let path = root.join(format!("step-{step:08}"));
     reading(move |opened| {
         let is_file = opened.extension().is_some_and(|it| it == "safetensors");

@@ -143,7 +143,8 @@ fn ranks_that_would_save_different_things_are_named() {
         let rank = world.rank().index();
         let mut training = Training::new(world, &options())?;
         let mut checkpoints = training.checkpoints(folder.path())?;
-        let (model, optimizer) = (&training.model, &training.optimizer);
+        let model = &training.model;
+        let optimizer = &training.optimizer;
         let refused = checkpoints.save(model, optimizer, &json!({ "cursor": rank }));
         assert_eq!(checkpoints.store().steps().expect("listed"), [0_u64; 0]);
         training.train(1)?;
@@ -219,7 +220,8 @@ fn an_optimizer_of_another_model_is_not_saved() {
     let folder = tempfile::tempdir().expect("a folder");
     on_ranks(2, |world| {
         let [student, teacher] = [&world, &world].map(|it| Training::new(it.clone(), &options()));
-        let (student, teacher) = (student?, teacher?);
+        let student = student?;
+        let teacher = teacher?;
         let mut checkpoints = student.checkpoints(folder.path())?;
         let refused = checkpoints.save(&student.model, &teacher.optimizer, &json!(null));
         let told = refused.expect_err("the student's model").to_string();
@@ -257,7 +259,8 @@ fn refused_of<O: Checkpointed>(
 fn state_that_could_not_be_loaded_is_not_saved() {
     let folder = tempfile::tempdir().expect("a folder");
     let told = on_ranks(2, |world| {
-        let (alone, named) = (world.clone(), world);
+        let alone = world.clone();
+        let named = world;
         let of_one = refused_of(alone, folder.path(), |_, adamw, _| adamw)?;
         let of_two = refused_of(named, folder.path(), |model, adamw, _| {
             (adamw, WholeParameters::new(model, "exp_avg", |_| 1))

@@ -23,7 +23,8 @@ fn options() -> ModelOptions {
 
 /// Checkpoints of which the `failing`-th save fails: rank 1 cannot make its first file of it, counted from 0.
 fn failing_once(training: &Training, root: &Path, failing: u64) -> Result<Checkpoints, Error> {
-    let (rank, saves) = (training.model.rank().index(), AtomicU64::new(0));
+    let rank = training.model.rank().index();
+    let saves = AtomicU64::new(0);
     let files = Hooked::by(move |operation, path| {
         let is_data = path.extension().is_some_and(|it| it == "safetensors");
         if operation == "create"
@@ -163,7 +164,8 @@ fn a_value_that_is_too_large_is_refused_before_a_file_is_written() {
     let told = on_ranks(RANKS, |world| {
         let training = Training::new(world, &options())?;
         let mut checkpoints = training.checkpoints(folder.path())?;
-        let (model, optimizer) = (&training.model, &training.optimizer);
+        let model = &training.model;
+        let optimizer = &training.optimizer;
         let user = json!({ "a": "b".repeat(5_000_000) });
         let waited = checkpoints.save(model, optimizer, &user).map(drop);
         let begun = checkpoints.save_in_background(model, optimizer, &user);

@@ -15,7 +15,8 @@ fn compare<O: Optimizer + Checkpointed>(
     options: &ModelOptions,
     by: impl Fn(&hsdp::ShardedModel) -> O + Copy + Sync,
 ) {
-    let (before, after) = (3, 3);
+    let before = 3;
+    let after = 3;
     let folder = tempfile::tempdir().expect("a folder");
     let ranks = options.mesh.world_size();
     let first = on_ranks(ranks, |world| {

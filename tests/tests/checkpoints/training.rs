@@ -61,7 +61,8 @@ impl<O: Optimizer + Checkpointed> Training<O> {
     }
 
     fn step(&mut self) -> Result<[u64; 2], Error> {
-        let (rank, number) = (self.model.rank().index(), self.model.committed_steps());
+        let rank = self.model.rank().index();
+        let number = self.model.committed_steps();
         let mut step = self.model.begin_step(StepOptions::default())?;
         for microbatch in 0..2 {
             springs::microbatch(&mut step, Batch::of(rank, number, microbatch))?;

@@ -120,13 +120,15 @@ fn total(counts: Counts, of_members: &[f64]) -> f64 {
 }
 
 fn inner(one: &Option<Vec<f64>>, other: &Option<Vec<f64>>) -> f64 {
-    let (one, other) = (one.as_deref().unwrap_or(&[]), other.as_deref().unwrap_or(&[]));
+    let one = one.as_deref().unwrap_or(&[]);
+    let other = other.as_deref().unwrap_or(&[]);
     assert_eq!(one.len(), other.len());
     one.iter().zip(other).map(|(one, other)| one * other).sum()
 }
 
 fn run(case: &Case, number: usize, group: &Group) -> Result<Member, hsdp::Error> {
-    let (member, size) = (group.index(), group.size());
+    let member = group.index();
+    let size = group.size();
     // Who must bring the same draws from the same seed.
     let draw = |counts, salt: u64, len| {
         let of = if counts == Counts::Once { 0 } else { member as u64 };

@@ -53,7 +53,8 @@ fn near_f64<T: Differentiable>(name: &str, collective: &Collective) {
     let cotangents = drawn::<T>(2);
     let small = differentiate(collective, &inputs, |rank, y| cotangents[rank][..y.len()].to_vec());
     let in_f64 = |all: &[Vec<T>]| -> Vec<Vec<f64>> { all.iter().map(|one| widened(one)).collect() };
-    let (inputs, cotangents) = (in_f64(&inputs), in_f64(&cotangents));
+    let inputs = in_f64(&inputs);
+    let cotangents = in_f64(&cotangents);
     let exact = differentiate(collective, &inputs, |rank, y| cotangents[rank][..y.len()].to_vec());
     // f32 is combined in its own type: so many more roundings as there are other ranks.
     let more = if name == "f32" { (RANKS - 1) as f64 } else { 0.0 };
@@ -130,7 +131,8 @@ fn what_travels_keeps_its_bits() {
 /// them: each brings what this one does.
 #[test]
 fn many_holders_are_counted_exactly() {
-    let (of_bf16, of_f16) = (257, 2049);
+    let of_bf16 = 257;
+    let of_f16 = 2049;
     assert_eq!(ones_summed::<bf16>(of_bf16), 256.0, "a count in bf16 would be off");
     assert_eq!(ones_summed::<f16>(of_f16), 2048.0, "a count in f16 would be off");
     assert_eq!(share_of_one(of_bf16, bf16::ONE), 1.0 / 257.0);

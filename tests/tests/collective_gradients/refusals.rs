@@ -28,7 +28,8 @@ fn refused_forward(collective: &Collective, len: usize) -> String {
 
 #[test]
 fn roots_and_partners_that_are_no_members() {
-    let (reducer, output) = (Reducer::Sum, Replicate);
+    let reducer = Reducer::Sum;
+    let output = Replicate;
     let rows = [
         (Collective::Broadcast { root: 2, output }, "broadcast", "the root"),
         (Collective::Reduce { root: 2, reducer }, "reduce", "the root"),
@@ -93,7 +94,8 @@ fn counts_that_do_not_fit() {
         assert_eq!(refused_forward(&collective, 4), format!("all_to_all on rank 1: {what}"));
     }
     let said = on_ranks(2, |world| {
-        let (group, before) = (world.world_group(Channel::User), world.ledger());
+        let group = world.world_group(Channel::User);
+        let before = world.ledger();
         let receive = [vec![2, 2], vec![2, 3]][group.index()].clone();
         let collective = Collective::AllToAll { send: vec![1, 3], receive };
         let refused = (group.index() == 0)
@@ -122,7 +124,8 @@ fn destinations_that_do_not_fit() {
 /// Cotangents of another length than the output, of an output that is not there, and none of one that is.
 #[test]
 fn cotangents_that_do_not_fit() {
-    let (reducer, output) = (Reducer::Sum, Replicate);
+    let reducer = Reducer::Sum;
+    let output = Replicate;
     let rows = [
         (Collective::AllReduce { reducer, output }, Some(5), 4),
         (Collective::AllReduce { reducer, output }, None, 4),

@@ -57,7 +57,8 @@ pub(crate) fn everything_on() -> Happened {
     let armed =
         |rank| kinds.iter().map(move |kind| Fault::at(Rank::new(rank), 1000, Stage::Reduce, *kind));
     let quiet = Training::new();
-    let (late, circle_grace) = (Duration::ZERO, Duration::ZERO);
+    let late = Duration::ZERO;
+    let circle_grace = Duration::ZERO;
     let faults = ALL.into_iter().flat_map(armed).collect();
     let training = Training {
         world: WorldOptions { late, circle_grace, faults, ..quiet.world.clone() },

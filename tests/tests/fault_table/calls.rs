@@ -45,7 +45,8 @@ impl GradientValues for Calling {
 pub(crate) fn reentrant() -> Happened {
     let started = Instant::now();
     let (told, gradients): (Vec<_>, Vec<_>) = on_ranks(RANKS, |world| {
-        let (group, told) = (world.world_group(Channel::User), Arc::default());
+        let group = world.world_group(Channel::User);
+        let told = Arc::default();
         let calling = Calling { group, told: Arc::clone(&told) };
         let options = ModelOptions::on(mesh(2, 2));
         let mut model =

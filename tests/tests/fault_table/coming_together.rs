@@ -30,7 +30,8 @@ pub(crate) fn claimed_twice() -> Happened {
     thread::scope(|scope| {
         let started = Instant::now();
         for name in ["one", "another"] {
-            let (says, rendezvous) = (says.clone(), &rendezvous);
+            let says = says.clone();
+            let rendezvous = &rendezvous;
             let claim = move || {
                 let _ = says.send(rendezvous.join(Rank::new(0), 2));
             };
@@ -89,7 +90,9 @@ fn joined(size: usize, deadline: Duration, claims: &[(usize, usize)]) -> Vec<Res
     let rendezvous = Rendezvous::new(size, WorldOptions { deadline, ..WorldOptions::default() });
     thread::scope(|scope| {
         let join = |(rank, told): &(usize, usize)| {
-            let (rendezvous, rank, told) = (&rendezvous, Rank::new(*rank), *told);
+            let rendezvous = &rendezvous;
+            let rank = Rank::new(*rank);
+            let told = *told;
             scope.spawn(move || rendezvous.join(rank, told))
         };
         let threads: Vec<_> = claims.iter().map(join).collect();

@@ -51,7 +51,8 @@ pub(crate) fn order() -> Happened {
 /// descriptor the culprit differs, and all who have come but the culprit say the same there.
 fn everywhere(kind: FaultKind, field: &dyn Fn(&Descriptor) -> String) -> Happened {
     let [happened, ..] = STAGES.map(|stage| {
-        let (run, context) = (disturbed(stage, kind), format!("{kind} at {stage}"));
+        let run = disturbed(stage, kind);
+        let context = format!("{kind} at {stage}");
         let happened = mismatch(&run, &context);
         let table = table(run.told(&ALL).0).expect("it is a mismatch");
         let mut said: Vec<(bool, String)> = table

@@ -36,7 +36,8 @@ pub(crate) fn panic_in_a_thread() -> Happened {
         panic!("{error}")
     };
     assert!(matches!(reason, AbortReason::Panicked { .. }), "{reason}");
-    let (joined, waited) = (Instant::now(), || threads() == before);
+    let joined = Instant::now();
+    let waited = || threads() == before;
     assert!(becomes(waited) && joined.elapsed() < LIMIT, "{:?} of {before:?} threads", threads());
     happened
 }

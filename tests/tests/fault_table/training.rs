@@ -127,7 +127,8 @@ impl Training<'_> {
         faulty_step: &OnceLock<Instant>,
         fared: &mut Fared,
     ) -> Result<(), Error> {
-        let (options, spec) = (self.model.clone(), self.spec.clone());
+        let options = self.model.clone();
+        let spec = self.spec.clone();
         let mut model = ShardedModel::new(world.clone(), spec, options, springs::initial)?;
         let mut adamw = AdamW::new(&model, AdamWOptions::default());
         if self.recording == Recording::On {
@@ -277,7 +278,8 @@ impl Run {
     /// All ranks have made the steps that they make in another run, and hold what they hold there.
     pub(crate) fn assert_same_as(&self, other: &Self) {
         for rank in ALL {
-            let (fared, expected) = (self.fared(rank), other.fared(rank));
+            let fared = self.fared(rank);
+            let expected = other.fared(rank);
             assert_eq!(fared.applied(), expected.applied(), "updates of rank {rank}");
             assert_same(rank, fared, expected);
         }

@@ -48,7 +48,8 @@ fn memory_that_is_given_back_is_not_overwritten_before_it_was_read() {
 fn nothing_is_allocated_in_steady_state() {
     let _pool = pool();
     // No other test has buffers of these sizes.
-    let (streams, len) = ([(); 3].map(|()| stream()), 5_500_000);
+    let streams = [(); 3].map(|()| stream());
+    let len = 5_500_000;
     let allocations = || [4, 2].map(|size| device().allocations(size * len));
     round(&streams, 1, len);
     let first = allocations();
@@ -96,7 +97,8 @@ fn lengths_and_dtypes_that_no_buffer_has_are_refused() {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn parts_of_buffers_are_copied_to_parts_of_others() {
-    let (streams, len) = ([(); 3].map(|()| stream()), 10_000);
+    let streams = [(); 3].map(|()| stream());
+    let len = 10_000;
     let shards: Vec<_> = (0..3).map(|rank| ordinary(rank, len)).collect();
     let mut full = DeviceBuffer::new(&device(), DType::F32, 3 * len, "a test").expect("memory");
     for (rank, shard) in shards.iter().enumerate() {

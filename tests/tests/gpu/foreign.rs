@@ -32,7 +32,9 @@ fn lent(library: &Arc<Stream>, memory: &DeviceBuffer, gone: &Arc<AtomicUsize>) -
 #[test]
 #[ignore = "needs a CUDA device"]
 fn memory_of_others_is_read_before_they_have_it_again() {
-    let (library, ours, len) = (Arc::new(stream()), stream(), 30_000);
+    let library = Arc::new(stream());
+    let ours = stream();
+    let len = 30_000;
     let memory = upload(&library, Values::F32(&vec![0.0; len]));
     library.wait("a test", super::PATIENCE).expect("done");
     let gone = Arc::new(AtomicUsize::new(0));

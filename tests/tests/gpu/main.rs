@@ -72,7 +72,8 @@ fn bits(values: Values<'_>) -> Vec<u32> {
 
 /// Panics with the first element that differs.
 fn assert_same(found: Values<'_>, expected: Values<'_>, what: &str) {
-    let (found, expected) = (bits(found), bits(expected));
+    let found = bits(found);
+    let expected = bits(expected);
     assert_eq!(found.len(), expected.len(), "{what}: lengths");
     let differs = found.iter().zip(&expected).position(|(found, expected)| found != expected);
     if let Some(at) = differs {

@@ -50,7 +50,9 @@ fn directions_are_those_of_the_twin() {
         let stream = stream();
         let [gradient, momentum, mut expected] = [1, 2, 3].map(|seed| ordinary(seed, LEN));
         let up = |values: &[f32]| upload(&stream, Values::F32(values));
-        let (from, state, mut direction) = (up(&gradient), up(&momentum), up(&expected));
+        let from = up(&gradient);
+        let state = up(&momentum);
+        let mut direction = up(&expected);
         for part in &PARTS {
             let of = (part, &step);
             let issued = stream.muon_direction(&mut direction, (&from, DIVISOR), of, &state);
@@ -76,7 +78,8 @@ fn updates_are_those_of_the_twin() {
         let mut rounded = cast.map(|dtype| HostBuffer::zeros(dtype, LEN).expect("memory"));
         let up = |values: &[f32]| upload(&stream, Values::F32(values));
         let mut on_device = (up(&parameters), up(&momentum));
-        let (from, along) = (up(&gradient), up(&direction));
+        let from = up(&gradient);
+        let along = up(&direction);
         let mut copy = rounded.as_ref().map(|it| upload(&stream, it.values()));
         for part in &PARTS {
             let update = DeviceUpdate {
@@ -115,7 +118,8 @@ fn updates_are_those_of_the_twin() {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn parts_that_do_not_fit_are_refused() {
-    let (stream, step) = (stream(), steps().next().expect("a step"));
+    let stream = stream();
+    let step = steps().next().expect("a step");
     let mut buffers = [0; 4].map(|_| upload(&stream, Values::F32(&[1.0; 16])));
     let [parameters, gradient, direction, momentum] = &mut buffers;
     for (shard, state, place) in [(9, 0, 0), (0, 9, 0), (0, 0, usize::MAX)] {

@@ -16,7 +16,8 @@ use super::{PATIENCE, assert_same, device, download, stream, upload};
 
 /// Runs `rank` on a thread each, with a communicator of all of them and a stream; what each returned.
 fn run<T: Send>(ranks: usize, rank: impl Fn(Communicator, Stream) -> T + Sync) -> Vec<T> {
-    let (id, rank) = (UniqueId::new().expect("an id"), &rank);
+    let id = UniqueId::new().expect("an id");
+    let rank = &rank;
     thread::scope(|scope| {
         let start = |number| {
             scope.spawn(move || {
@@ -190,7 +191,8 @@ fn a_rank_that_hangs_in_a_step_is_given_up_by_the_others_and_their_streams_go_on
 #[ignore = "needs a CUDA device"]
 fn buffers_that_do_not_fit_are_refused_before_nccl_sees_them() {
     run(1, |comm, stream| {
-        let (long, mut short) = (empty(DType::F32, 64), empty(DType::F32, 32));
+        let long = empty(DType::F32, 64);
+        let mut short = empty(DType::F32, 32);
         let mut other = empty(DType::BF16, 64);
         let mut issue = |op, from, to| {
             let to: &mut DeviceBuffer = if to == DType::F32 { &mut short } else { &mut other };

@@ -116,7 +116,8 @@ fn what_nccl_carries_is_what_ranks_read_of_each_other() {
             (results, world.ledger())
         })
     };
-    let (by_nccl, directly) = (run(connected), run(|_| Ok(())));
+    let by_nccl = run(connected);
+    let directly = run(|_| Ok(()));
     for (rank, ((ours, our_ledger), (theirs, their_ledger))) in
         by_nccl.iter().zip(&directly).enumerate()
     {
@@ -150,7 +151,8 @@ fn operations_without_elements_are_done_at_once() {
             (partial, read(&sum), after)
         })
     };
-    let (by_nccl, directly) = (run(connected), run(|_| Ok(())));
+    let by_nccl = run(connected);
+    let directly = run(|_| Ok(()));
     assert_eq!(by_nccl, directly);
     assert!(by_nccl.iter().all(|(partial, sum, _)| partial.is_empty() && sum.is_empty()));
 }
@@ -179,7 +181,8 @@ fn nccl_rounds_every_sum_to_the_wire_and_ranks_that_read_each_other_do_not() {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn a_step_that_is_given_up_leaves_communicators_as_they_were() {
-    let (began, ready) = (Instant::now(), AtomicUsize::new(0));
+    let began = Instant::now();
+    let ready = AtomicUsize::new(0);
     let results = results(4, |world| {
         connected(&world).expect("connected");
         let before = three_collectives(&world).expect("no rank fails");
@@ -323,7 +326,8 @@ fn what_was_issued_completes_when_worlds_are_dropped() {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn a_rank_that_leaves_before_groups_are_connected_holds_up_nobody() {
-    let (began, options) = (Instant::now(), WorldOptions::default());
+    let began = Instant::now();
+    let options = WorldOptions::default();
     let ended = launched(2, options, |world: World| {
         world.connect_nccl(&device())?;
         if world.rank().index() == 1 {
@@ -428,7 +432,8 @@ fn a_call_that_does_not_come_to_its_stream_ends_the_world() {
 fn calls_come_to_their_streams_or_the_world_ends_within_its_deadline() {
     let stuck = env::var_os("HSDP_EMULATED_NCCL_STUCK_FROM").is_some();
     let deadline = if stuck { Duration::from_secs(2) } else { PATIENCE };
-    let (began, options) = (Instant::now(), WorldOptions { deadline, ..WorldOptions::default() });
+    let began = Instant::now();
+    let options = WorldOptions { deadline, ..WorldOptions::default() };
     let ended = launched(4, options, |world: World| {
         connected(&world)?;
         (0..6).try_for_each(|_| three_collectives(&world).map(drop))

@@ -52,7 +52,9 @@ impl Orthogonalized {
 /// Orthogonalizes matrices of all sizes. They lie in one buffer, with elements between them that must not change, and have the same other
 /// buffers.
 fn orthogonalize(by: &NewtonSchulz) -> Vec<Orthogonalized> {
-    let (stream, mut starts, mut len) = (stream(), Vec::new(), GAP);
+    let stream = stream();
+    let mut starts = Vec::new();
+    let mut len = GAP;
     for (rows, columns) in SIZES {
         starts.push(len);
         len += rows * columns + GAP;
@@ -71,9 +73,10 @@ fn orthogonalize(by: &NewtonSchulz) -> Vec<Orthogonalized> {
     let both = SIZES.into_iter().zip(starts).map(|(sizes, start)| {
         let own = start..start + sizes.0 * sizes.1;
         assert_eq!(found[own.end..own.end + GAP], before[own.end..own.end + GAP], "the gap");
-        let (before, device) = (before[own.clone()].to_vec(), found[own].to_vec());
-        let (mut host, mut workspace) =
-            (before.clone(), vec![0.0; NewtonSchulz::workspace(sizes.0, sizes.1)]);
+        let before = before[own.clone()].to_vec();
+        let device = found[own].to_vec();
+        let mut host = before.clone();
+        let mut workspace = vec![0.0; NewtonSchulz::workspace(sizes.0, sizes.1)];
         by.orthogonalize(&mut host, sizes, &mut workspace, Threads::One);
         Orthogonalized { sizes, before, device, host }
     });
@@ -117,7 +120,8 @@ fn matrices_are_orthogonalized_as_on_the_host() {
     for steps in [0, 1, 2, 5] {
         let by = NewtonSchulz { steps, ..NewtonSchulz::default() };
         for matrix in orthogonalize(&by) {
-            let (sizes, distance) = (matrix.sizes, matrix.distance_to_host());
+            let sizes = matrix.sizes;
+            let distance = matrix.distance_to_host();
             assert!(distance <= 1e-6 * (1 + steps) as f64, "{steps}, {sizes:?}: {distance:e}");
         }
     }
@@ -133,7 +137,8 @@ fn in_bf16_results_are_as_near_to_the_exact_ones_as_those_of_the_host() {
     for steps in [0, 1, 2, 5] {
         let by = NewtonSchulz { steps, dtype: MatrixDType::BF16, ..NewtonSchulz::default() };
         for matrix in orthogonalize(&by) {
-            let (sizes, exact) = (matrix.sizes, exact(&by, &matrix.before, matrix.sizes));
+            let sizes = matrix.sizes;
+            let exact = exact(&by, &matrix.before, matrix.sizes);
             let [device, host] = [&matrix.device, &matrix.host].map(|it| distance(it, &exact));
             assert!(
                 device <= 2.0 * host + 2_f64.powi(-9),
@@ -164,7 +169,8 @@ fn buffers_have_the_elements_that_are_stated() {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn matrices_that_do_not_fit_are_refused() {
-    let (stream, by) = (stream(), NewtonSchulz::default());
+    let stream = stream();
+    let by = NewtonSchulz::default();
     let mut cublas = Cublas::new(&device()).expect("cuBLAS");
     let mut matrix = upload(&stream, Values::F32(&[1.0; 50]));
     for (dtype, start, sizes, expected) in [

@@ -21,7 +21,8 @@ fn lens() -> impl Iterator<Item = usize> {
 
 /// Gradients and where they begin: at multiples of 32, with padding between them, and every fifth absent.
 fn gradients() -> (Vec<(usize, HostBuffer)>, usize) {
-    let (mut start, mut gradients) = (32, Vec::new());
+    let mut start = 32;
+    let mut gradients = Vec::new();
     for (index, len) in lens().enumerate() {
         if index % 5 != 3 {
             gradients.push((start, of(DTYPES[index % 3], index as u64, len)));
@@ -79,7 +80,8 @@ fn gradients_of_all_dtypes_are_packed_as_the_twin_packs_them() {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn gradients_that_are_not_aligned_are_packed_as_others_are() {
-    let (stream, len) = (stream(), 1_300_003);
+    let stream = stream();
+    let len = 1_300_003;
     for dtype in DTYPES {
         let gradient = of(dtype, 3, 1 + len);
         let uploaded = upload(&stream, gradient.values());
@@ -98,7 +100,9 @@ fn gradients_that_are_not_aligned_are_packed_as_others_are() {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn one_number_that_overflows_is_found_behind_a_million_that_do_not() {
-    let (stream, len, at) = (stream(), 1_300_003, 900_003);
+    let stream = stream();
+    let len = 1_300_003;
+    let at = 900_003;
     let least = [f32::INFINITY, 65520.0, f32::from_bits(0x7f7f_8000)];
     for (wire, least) in DTYPES.into_iter().zip(least) {
         for (value, expected) in [(least, Some(at)), (least.next_down(), None)] {

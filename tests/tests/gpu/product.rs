@@ -64,7 +64,8 @@ const ORDERS: [Stored; 2] = [Stored::ByRows, Stored::ByColumns];
 #[test]
 #[ignore = "needs a CUDA device"]
 fn products_are_those_of_the_definition() {
-    let (stream, mut cublas) = (stream(), Cublas::new(&device()).expect("cuBLAS"));
+    let stream = stream();
+    let mut cublas = Cublas::new(&device()).expect("cuBLAS");
     for (dtype, (rows, inner, columns)) in
         [DType::F32, DType::BF16].into_iter().flat_map(|dtype| SIZES.map(|sizes| (dtype, sizes)))
     {
@@ -90,21 +91,24 @@ fn compare(
     let untouched = download(stream, &before.buffer);
     let mut target = upload(stream, untouched.values());
     let rounding = if target.dtype() == DType::BF16 { 2_f64.powi(-8) } else { 0.0 };
-    let (to, factors) = ((&mut target, START), (left.matrix(), right.matrix()));
+    let to = (&mut target, START);
+    let factors = (left.matrix(), right.matrix());
     let product = Product { target: to, left: factors.0, right: factors.1, take, keep };
     cublas.multiply(stream, product).expect("multiplied");
     let found = download(stream, &target).values().to_f32();
     assert_eq!(found[..START], untouched.values().to_f32()[..START], "before the target");
     let (inner, columns) = right.sizes;
     for (at, found) in found[START..].iter().copied().map(f64::from).enumerate() {
-        let (row, column) = (at / columns, at % columns);
+        let row = at / columns;
+        let column = at % columns;
         let terms = (0..inner).map(|k| f64::from(take) * left.at(row, k) * right.at(k, column));
         let kept = f64::from(keep) * before.at(row, column);
         let expected = terms.clone().sum::<f64>() + kept;
         let magnitude = terms.map(f64::abs).sum::<f64>() + kept.abs();
         let bound = (inner as f64 + 2.0) * 2_f64.powi(-24) * magnitude;
         let bound = bound + rounding * (expected.abs() + bound);
-        let (error, sizes) = ((found - expected).abs(), (left.sizes, right.sizes));
+        let error = (found - expected).abs();
+        let sizes = (left.sizes, right.sizes);
         let orders = (left.stored, right.stored);
         assert!(error <= bound, "{sizes:?} {orders:?}, element {at}: {found}, not {expected}");
     }
@@ -113,11 +117,13 @@ fn compare(
 #[test]
 #[ignore = "needs a CUDA device"]
 fn a_target_that_is_not_kept_is_not_read() {
-    let (stream, mut cublas) = (stream(), Cublas::new(&device()).expect("cuBLAS"));
+    let stream = stream();
+    let mut cublas = Cublas::new(&device()).expect("cuBLAS");
     let one = upload(&stream, Values::F32(&[3.0]));
     let mut target = upload(&stream, Values::F32(&[f32::NAN]));
     let factor = DeviceMatrix { buffer: &one, start: 0, sizes: (1, 1), stored: Stored::ByRows };
-    let (left, right) = (factor, factor.t());
+    let left = factor;
+    let right = factor.t();
     let product = Product { target: (&mut target, 0), left, right, take: 1.0, keep: 0.0 };
     cublas.multiply(&stream, product).expect("multiplied");
     assert_eq!(download(&stream, &target).values().to_f32(), [9.0]);
@@ -126,7 +132,8 @@ fn a_target_that_is_not_kept_is_not_read() {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn matrices_that_do_not_fit_are_refused() {
-    let (stream, mut cublas) = (stream(), Cublas::new(&device()).expect("cuBLAS"));
+    let stream = stream();
+    let mut cublas = Cublas::new(&device()).expect("cuBLAS");
     let buffer = upload(&stream, Values::F32(&[1.0; 12]));
     let narrow = upload(&stream, Values::BF16(&[bf16::ONE; 12]));
     let half = upload(&stream, Values::F16(&[half::f16::ONE; 12]));

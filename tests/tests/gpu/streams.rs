@@ -31,7 +31,8 @@ fn what_one_stream_writes_the_next_reads() {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn ranks_that_are_threads_read_what_the_others_have_written() {
-    let (ranks, len) = (4, 4096);
+    let ranks = 4;
+    let len = 4096;
     let pack = |rank: u64| {
         let stream = stream();
         let gradient = upload(&stream, Values::F32(&ordinary(rank, len)));
@@ -50,7 +51,8 @@ fn ranks_that_are_threads_read_what_the_others_have_written() {
             expected.iter_mut().zip(ordinary(rank, len)).for_each(|(sum, value)| *sum += value);
         }
         let reduce = || {
-            let (stream, all) = (stream(), wires.iter().collect::<Vec<_>>());
+            let stream = stream();
+            let all = wires.iter().collect::<Vec<_>>();
             let mut target = upload(&stream, Values::F32(&vec![0.0; len]));
             let post = (Divisor::ONE, Fold::Replace);
             stream.sum(&mut target, (&all, 0..len), post, None).expect("summed");
@@ -69,7 +71,8 @@ fn ranks_that_are_threads_read_what_the_others_have_written() {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn who_waits_longer_than_it_wants_to_is_told_what_for() {
-    let (stream, len) = (stream(), 5_000_000);
+    let stream = stream();
+    let len = 5_000_000;
     let one = upload(&stream, Values::F32(&vec![1.0; len]));
     let mut sum = upload(&stream, Values::F32(&vec![0.0; len]));
     for _ in 0..100 {
@@ -85,7 +88,8 @@ fn who_waits_longer_than_it_wants_to_is_told_what_for() {
 #[test]
 #[ignore = "needs a CUDA device"]
 fn a_stream_of_a_call_that_failed_is_never_destroyed() {
-    let (dropped, mut raw) = (stream(), None);
+    let dropped = stream();
+    let mut raw = None;
     let mut parts = [Together { stream: &dropped, reads: Vec::new(), writes: Vec::new() }];
     let failed = Stream::enqueue_together(&mut parts, |raws| {
         raw = Some(raws[0]);

@@ -20,7 +20,8 @@ fn found(stream: &Stream, noted: &Noted) -> Option<usize> {
 
 /// Sums the elements of `members` from `start` on into `partial`, on the device and by the twin.
 fn compare(members: &[HostBuffer], start: usize, partial: &[f32], (post, fold): (f32, Fold)) {
-    let (stream, post) = (stream(), Divisor::new(post).expect("a divisor"));
+    let stream = stream();
+    let post = Divisor::new(post).expect("a divisor");
     let range = start..start + partial.len();
     let wires: Vec<_> = members.iter().map(|it| upload(&stream, it.values())).collect();
     let mut target = upload(&stream, Values::F32(partial));

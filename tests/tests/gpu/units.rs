@@ -147,7 +147,8 @@ fn microbatches_are_summed_to_the_bits_of_the_host() {
         let len = layout.trainable().shard_len;
         let sums = results(size, |world| {
             let group = world.world_group(Channel::Reduce);
-            let (stream, mut host) = (stream(), vec![7.0; len]);
+            let stream = stream();
+            let mut host = vec![7.0; len];
             let mut there = OnDevice::new(&stream, len);
             for (microbatch, fold) in [Fold::Replace, Fold::Add, Fold::Add].into_iter().enumerate()
             {
@@ -178,7 +179,8 @@ fn partials_of_replicas_are_summed_to_the_bits_of_the_host() {
     for (size, scaling) in SIZES.into_iter().flat_map(|size| scalings().map(move |it| (size, it))) {
         let sums = results(size, |world| {
             let group = world.world_group(Channel::AllReduce);
-            let (stream, mine) = (stream(), ordinary(world.rank().index() as u64, 1057));
+            let stream = stream();
+            let mine = ordinary(world.rank().index() as u64, 1057);
             let there = upload(&stream, Values::F32(&mine));
             let pending = group.all_reduce_scaled(tag(0), mine, scaling);
             let host = pending.and_then(|pending| pending.wait()).expect("summed");
@@ -218,7 +220,8 @@ fn what_is_not_finite_is_noted_with_its_microbatch() {
         }
         stream.read_noted(&[&there.noted], PATIENCE).expect("read")[0]
     });
-    let (at, len) = (wide.start + 4000, layout.trainable().shard_len);
+    let at = wide.start + 4000;
+    let len = layout.trainable().shard_len;
     for (rank, noted) in notes.into_iter().enumerate() {
         let found = |index| Some(FirstFound { round: 1, index });
         assert_eq!(noted.contribution, found(at).filter(|_| rank == 1));
@@ -268,7 +271,8 @@ fn buffers_that_do_not_fit_are_refused_by_name() {
             group.gather_unit_on_device(tag(0), Arc::clone(&layout), Arc::new(shard), full);
         pending.map(drop).expect_err("it does not fit").to_string()
     };
-    let (shard, full) = (layout.shard_len(), layout.full_len());
+    let shard = layout.shard_len();
+    let full = layout.full_len();
     assert_eq!(
         gather(buffer(DType::F32, shard - 1), buffer(DType::F32, full)),
         format!("all_gather on rank 0: the shard has {} elements, expected {shard}", shard - 1)

@@ -13,7 +13,9 @@ use super::{assert_same, device, download, stream, upload};
 /// More pieces than one launch takes, with gaps between them, and between their states, that no update may touch; and the numbers of elements
 /// and of states.
 fn pieces() -> (Vec<PieceOfStep>, [usize; 2]) {
-    let (mut start, mut state, mut pieces) = (8, 4, Vec::new());
+    let mut start = 8;
+    let mut state = 4;
+    let mut pieces = Vec::new();
     for index in 0..125_usize {
         let len = [1, 7, 8, 9, 40, 3000][index % 6];
         pieces.push(PieceOfStep { range: start..start + len, state, step: 1 + index as u64 % 3 });
@@ -57,7 +59,8 @@ impl Host {
         let fused =
             FusedUpdate { parameters, rounded, gradient: &self.gradient[range.clone()], divisor };
         let own = piece.state..piece.state + range.len();
-        let (first, second) = (&mut self.first[own.clone()], &mut self.second[own]);
+        let first = &mut self.first[own.clone()];
+        let second = &mut self.second[own];
         update_in_blocks(fused, |block, parameters, gradient| {
             act(parameters, gradient, &mut first[block.clone()], &mut second[block]);
         });
@@ -127,7 +130,8 @@ fn sgd_updates_as_the_twin_does() {
 #[ignore = "needs a CUDA device"]
 fn lion_updates_as_the_twin_does() {
     let (pieces, len) = pieces();
-    let (beta1, beta2) = (0.9, 0.99);
+    let beta1 = 0.9;
+    let beta2 = 0.99;
     let step = LionStep { learning_rate: 1e-2, beta1, beta2, weight_decay: 0.1, clip: 0.37 };
     for cast in CASTS {
         compare(
@@ -148,10 +152,12 @@ fn compare(
     on_device: impl Fn(&mut (DeviceBuffer, DeviceBuffer), DeviceUpdate<'_>),
     twin: impl Fn(&PieceOfStep, &mut [f32], &[f32], &mut [f32], &mut [f32]),
 ) {
-    let (stream, mut host) = (stream(), Host::new(len, cast));
+    let stream = stream();
+    let mut host = Host::new(len, cast);
     let up = |values: &[f32]| upload(&stream, Values::F32(values));
     let mut rounded = host.rounded.as_ref().map(|it| upload(&stream, it.values()));
-    let (mut parameters, gradient) = (up(&host.parameters), up(&host.gradient));
+    let mut parameters = up(&host.parameters);
+    let gradient = up(&host.gradient);
     let mut state = (up(&host.first), up(&host.second));
     let update = DeviceUpdate {
         parameters: &mut parameters,
@@ -207,7 +213,8 @@ fn pieces_that_do_not_fit_are_refused() {
         let pieces = [piece(0..8, states[0]), piece(8..16, states[1])];
         let update = DeviceUpdate { parameters, rounded: None, gradient, divisor: 1.0 };
         let refused = stream.adamw(update, &pieces, &step, (first, second));
-        let (range, state) = (&pieces[number].range, states[number]);
+        let range = &pieces[number].range;
+        let state = states[number];
         let said = format!(
             "adamw: the state of piece {range:?} is invalid: it starts at element {state}, but must start at a \
              multiple of 4 from {from} on, and its 8 elements must lie within 64"

@@ -159,7 +159,8 @@ fn there_is_no_memory_for_an_imported_model() {
     let generation = Store::new(&store, Arc::new(Disk)).latest().expect("read").expect("there");
     export(&generation, &Disk, &from, Weights::Trained, u64::MAX).expect("exported");
     let told = on_ranks(4, |world| {
-        let (rank, options) = (world.rank(), ModelOptions::on(mesh(2, 2)));
+        let rank = world.rank();
+        let options = ModelOptions::on(mesh(2, 2));
         let import = || {
             let import = Import::of(&from);
             ShardedModel::import(world.clone(), three_units(), options.clone(), &import)
@@ -179,7 +180,8 @@ fn there_is_no_memory_for_a_cotangent() {
     const ELEMENTS: usize = 1 << 20;
     let _turn = alone();
     let told = on_ranks(2, |world| {
-        let (rank, group) = (world.rank(), world.world_group(Channel::User));
+        let rank = world.rank();
+        let group = world.world_group(Channel::User);
         // Its gradient is not communicated: a thread that waits for the first time inside of the
         // scope would be charged for the table of waiting threads, which stays.
         let collective = Collective::Broadcast { root: 0, output: Copies::Invariant };

@@ -116,10 +116,12 @@ fn peaks_are_as_planned_with_frozen_parameters() {
 fn a_unit_that_is_skipped_makes_room_when_the_backward_begins() {
     let _turn = alone();
     on_ranks(2, |world| {
-        let (order, unused) = (UnitOrder::Error, Unused::Zeros);
+        let order = UnitOrder::Error;
+        let unused = Unused::Zeros;
         let options = ModelOptions { prefetch: 0, order, unused, ..ModelOptions::on(mesh(1, 2)) };
         let mut model = model(world, &uneven_units(), &options)?;
-        let (rank, planned) = (model.rank(), model.plan().memory().full);
+        let rank = model.rank();
+        let planned = model.plan().memory().full;
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         let mut pass = step.microbatch()?;
         for index in [1, 2, 4] {
@@ -194,7 +196,8 @@ fn peaks_of_a_resumed_run_are_as_planned() {
         let folder = tempfile::tempdir().expect("a folder");
         let precision = Precision::compute_in(dtype);
         let options = ModelOptions { precision, ..ModelOptions::on(mesh(2, 2)) };
-        let (spec, with) = (uneven_units(), CheckpointOptions::default);
+        let spec = uneven_units();
+        let with = CheckpointOptions::default;
         let run = |steps: usize| {
             memory::reset_peaks();
             on_ranks(4, |world| {
@@ -302,7 +305,8 @@ fn what_waits_and_what_is_held_are_together_no_more_than_planned() {
     let options = ModelOptions { prefetch: 1, unused, ..ModelOptions::on(mesh(1, 2)) };
     on_ranks(2, |world| {
         let mut model = model(world, &uneven_units(), &options)?;
-        let (rank, planned) = (model.rank(), model.plan().memory().full);
+        let rank = model.rank();
+        let planned = model.plan().memory().full;
         let live = move || memory::usage(rank, Category::Full).live;
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         let mut pass = step.microbatch()?;
@@ -363,7 +367,8 @@ fn no_rank_has_more_than_its_part_of_what_it_imports() {
     let spec = ModelSpec::new().unit(Unit::new("u").param(Param::new("w", [numel as usize])));
     let options = ModelOptions::on(mesh(1, 4));
     let allocated = on_ranks(4, |world| {
-        let (first, all) = (world.rank().index() == 0, world.world_group(Channel::User));
+        let first = world.rank().index() == 0;
+        let all = world.world_group(Channel::User);
         let wait = || -> Result<(), Error> { Ok(all.barrier(Tag::default())?.wait()?) };
         wait()?;
         let before = memory::allocations();
@@ -377,7 +382,8 @@ fn no_rank_has_more_than_its_part_of_what_it_imports() {
         Ok(if first { allocated } else { ByteCount::ZERO })
     });
     // All four together: their quarters, and a block of 256 KiB each with what else there is.
-    let (whole, blocks) = (4 * u64::from(numel), 4 * 300_000);
+    let whole = 4 * u64::from(numel);
+    let blocks = 4 * 300_000;
     assert!((whole..whole + blocks).contains(&allocated[0].0), "{allocated:?}");
 }
 
@@ -391,7 +397,8 @@ fn a_save_in_the_background_holds_one_copy_of_what_a_rank_writes() {
         on_ranks(options.mesh.world_size(), |world| {
             let mut model = model(world, &with_kept_units(), &options)?;
             let mut adamw = AdamW::new(&model, AdamWOptions::default());
-            let (rank, with) = (model.rank(), CheckpointOptions::default());
+            let rank = model.rank();
+            let with = CheckpointOptions::default();
             let mut checkpoints = Checkpoints::open(&model, folder.path(), with)?;
             let planned = model.plan().snapshot(rank);
             for _ in 0..2 {
@@ -469,7 +476,8 @@ fn peaks(spec: &ModelSpec, options: &ModelOptions) -> Vec<(Vec<ByteCount>, Memor
     on_ranks(options.mesh.world_size(), |world| {
         let mut model = model(world, spec, options)?;
         train(&mut model, 2)?;
-        let (plan, rank) = (model.plan(), model.rank());
+        let plan = model.plan();
+        let rank = model.rank();
         let planned = MemoryPlan { optimizer: plan.optimizer_state(rank), ..plan.memory() };
         Ok((all_peaks(rank), planned))
     })

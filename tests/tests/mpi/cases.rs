@@ -38,7 +38,8 @@ pub(crate) fn on_processes(
     (processes, skipped): (usize, usize),
     adapted: impl FnOnce(Command) -> Command,
 ) -> Result<String, String> {
-    let (mut command, cases) = (mpirun(), cases()?);
+    let mut command = mpirun();
+    let cases = cases()?;
     let passed = cases.len() - skipped;
     command.args(["-n", &processes.to_string(), env!("CARGO_BIN_EXE_conformance")]);
     command.args(["--comm", "mpi"]).args(cases);

@@ -77,7 +77,8 @@ fn by_the_launcher() -> Command {
 }
 
 fn agrees_with_threads(mut processes: Command, arguments: &[&str]) -> Result<(), String> {
-    let (out, meeting) = (folder()?, folder()?);
+    let out = folder()?;
+    let meeting = folder()?;
     let mut threads = Command::new(train_gpt());
     threads.args(["--device", "cuda"]).args(arguments).env("RAYON_NUM_THREADS", "1");
     let by_threads = ended_well(threads, &out.path().join("threads"))?;
@@ -94,7 +95,8 @@ fn agrees_with_threads(mut processes: Command, arguments: &[&str]) -> Result<(),
 }
 
 fn killed() -> Result<(), String> {
-    let (out, meeting) = (folder()?, folder()?);
+    let out = folder()?;
+    let meeting = folder()?;
     let command = four(&["--steps", "100000"], out.path());
     kill_rank_2(on_devices(command, meeting.path()), out.path())
 }
@@ -112,7 +114,8 @@ fn no_data_messages(out: &Path) -> Result<(), String> {
 
 /// The launcher ends the others.
 fn killed_without_mpi() -> Result<(), String> {
-    let (out, meeting) = (folder()?, folder()?);
+    let out = folder()?;
+    let meeting = folder()?;
     let mut command = by_the_launcher();
     command.args(["--mesh", "2x2", "--layers", "2", "--steps", "100000"]).args(ON_TEXT);
     command.arg("--out").arg(out.path());

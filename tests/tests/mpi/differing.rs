@@ -134,7 +134,8 @@ enum Waits {
 
 fn differs(rank: &Process, kind: &Kind, waits: Waits) -> Outcome<()> {
     rank.connects()?;
-    let (began, is_odd) = (Instant::now(), rank.world.rank().index() == 3);
+    let began = Instant::now();
+    let is_odd = rank.world.rank().index() == 3;
     // The comparison returns the error of a call, too.
     let _made = make(rank, kind.calls[usize::from(is_odd)], waits);
     let ended = rank.world.compare_operations(&rank.groups.each_ref());
@@ -199,7 +200,8 @@ fn commits_nothing(kind: FaultKind, job: &Job) -> Result<Rank, String> {
     };
     commit(&mut model).map_err(|error| told(&error))?;
     let ended = commit(&mut model);
-    let (took, committed) = (began.elapsed(), model.committed_steps());
+    let took = began.elapsed();
+    let committed = model.committed_steps();
     match ended {
         Err(Error::Comm(CommError::CollectiveMismatch { table }))
             if names_both(&table) && committed == 1 && took < 2 * FOUND =>

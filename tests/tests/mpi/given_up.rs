@@ -90,7 +90,8 @@ fn leaves(scenario: &str) -> Result<(), String> {
 }
 
 fn missing() -> Result<(), String> {
-    let (started, meeting) = (Instant::now(), folder()?);
+    let started = Instant::now();
+    let meeting = folder()?;
     let ended = process("missing", meeting.path())?;
     has(&ended.err, &["deadline of 2s missed"])?;
     let took = ended.at - started;
@@ -163,7 +164,8 @@ impl Process {
     }
 
     fn on_device(&self, values: &[f32]) -> Outcome<DeviceBuffer> {
-        let (device, len) = (self.stream.device(), values.len());
+        let device = self.stream.device();
+        let len = values.len();
         let mut buffer = DeviceBuffer::new(device, DType::F32, len, "a test")?;
         buffer.write(&self.stream, Values::F32(values))?;
         Ok(buffer)
@@ -191,7 +193,8 @@ impl Process {
     pub(crate) fn gather(&self, group: &Group, number: usize) -> Outcome<DeviceBuffer> {
         let layout = Arc::clone(&self.layout);
         let shard = Arc::new(self.on_device(&self.values(layout.shard_len(), number))?);
-        let (device, len) = (self.stream.device(), layout.full_len());
+        let device = self.stream.device();
+        let len = layout.full_len();
         let full = DeviceBuffer::new(device, DType::F32, len, "a test")?;
         Ok(group.gather_unit_on_device(tag(), layout, shard, full)?.wait()?)
     }
@@ -237,7 +240,8 @@ impl Process {
 
     /// The operations of a step up to `end`: what they wrote.
     fn step(&self, end: usize, reads: Reads) -> Outcome<Vec<Vec<u32>>> {
-        let (mut buffers, mut read) = (Vec::new(), Vec::new());
+        let mut buffers = Vec::new();
+        let mut read = Vec::new();
         for number in 0..end {
             let buffer = self.operation(number)?;
             if reads == Reads::Each {
@@ -324,7 +328,8 @@ impl Process {
     fn has_no_memory(&self) -> Outcome<()> {
         let wide = Unit::new("wide").param(Param::new("wide", [1 << 20]));
         let layout = Arc::new(UnitLayout::new(&wide, 2)?);
-        let (device, mut taken) = (self.stream.device(), Vec::new());
+        let device = self.stream.device();
+        let mut taken = Vec::new();
         let take_all = || {
             while let Ok(buffer) = DeviceBuffer::new(device, DType::F32, 1 << 18, "a test") {
                 taken.push(buffer);
@@ -389,7 +394,8 @@ impl Process {
         }
         let _given_up = self.step(OPERATIONS, Reads::Each);
         self.until_given_up(0);
-        let (next, took) = (self.step(OPERATIONS, Reads::Each), began.elapsed());
+        let next = self.step(OPERATIONS, Reads::Each);
+        let took = began.elapsed();
         match next {
             Err(error)
                 if error.to_string().starts_with("world aborted: rank 3")

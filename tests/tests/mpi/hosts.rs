@@ -62,7 +62,8 @@ impl Hosts {
         ip(&["link", "add", &switch, "type", "bridge"])?;
         ip(&["link", "set", &switch, "up"])?;
         for host in HOSTS {
-            let (name, line) = (hosts.name(host), hosts.line(host));
+            let name = hosts.name(host);
+            let line = hosts.line(host);
             fs::create_dir(hosts.files(host)).map_err(|error| error.to_string())?;
             ip(&["netns", "add", &name])?;
             ip(&["link", "add", &line, "type", "veth", "peer", "name", "eth0", "netns", &name])?;
@@ -181,8 +182,8 @@ fn equals_threads(hosts: &Hosts) -> Result<(), String> {
     if ended.code != Some(0) {
         return Err(format!("exit code {:?}: {}", ended.code, ended.err));
     }
-    let (by_hosts, by_threads) =
-        (losses(&hosts.out())?, of_threads(&hosts.folder.path().join("threads"))?);
+    let by_hosts = losses(&hosts.out())?;
+    let by_threads = of_threads(&hosts.folder.path().join("threads"))?;
     if by_hosts == by_threads { Ok(()) } else { Err(format!("{by_hosts:?}\n{by_threads:?}")) }
 }
 

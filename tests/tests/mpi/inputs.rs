@@ -28,8 +28,10 @@ const SOON: Duration = Duration::from_secs(20);
 fn with_texts(texts: [&Path; 2]) -> Result<Ended, String> {
     let mut command = mpirun();
     for text in texts {
-        let (folder, name) = (text.parent(), text.file_name());
-        let (folder, name) = (folder.ok_or("no folder")?, name.ok_or("no name")?);
+        let folder = text.parent();
+        let name = text.file_name();
+        let folder = folder.ok_or("no folder")?;
+        let name = name.ok_or("no name")?;
         command.args(["-n", "1", "-wdir"]).arg(folder).arg(train_gpt()).arg("--data").arg(name);
         command.args(["--comm", "mpi", "--mesh", "1x2", "--steps", "2", "--layers", "1", ":"]);
     }
@@ -53,13 +55,15 @@ fn refused(ended: &Ended, told: &str, started: Instant) -> Result<(), String> {
 }
 
 fn no_text() -> Result<(), String> {
-    let (out, started) = (folder()?, Instant::now());
+    let out = folder()?;
+    let started = Instant::now();
     let ended = with_texts([Path::new(TEXT), &out.path().join("none")])?;
     refused(&ended, "train_gpt: rank 1: none: No such file", started)
 }
 
 fn other_text() -> Result<(), String> {
-    let (out, started) = (folder()?, Instant::now());
+    let out = folder()?;
+    let started = Instant::now();
     let [first, second] = ["first", "second"].map(|name| out.path().join(name).join("text"));
     write(&first, ["thee", "thee"])?;
     write(&second, ["thee", "eeth"])?;
@@ -107,7 +111,9 @@ fn with_models(folders: [&Path; 2]) -> Result<Ended, String> {
 
 /// The tokenizers have the same tokens in another order.
 fn other_tokenizer() -> Result<(), String> {
-    let (first, second, started) = (folder()?, folder()?, Instant::now());
+    let first = folder()?;
+    let second = folder()?;
+    let started = Instant::now();
     write_model(first.path(), ["a", "b"])?;
     write_model(second.path(), ["b", "a"])?;
     let ended = with_models([first.path(), second.path()])?;
@@ -120,7 +126,9 @@ fn other_tokenizer() -> Result<(), String> {
 
 /// No tensor shows the padding token.
 fn other_config() -> Result<(), String> {
-    let (first, second, started) = (folder()?, folder()?, Instant::now());
+    let first = folder()?;
+    let second = folder()?;
+    let started = Instant::now();
     write_model(first.path(), ["a", "b"])?;
     write_model(second.path(), ["a", "b"])?;
     let path = second.path().join("config.json");

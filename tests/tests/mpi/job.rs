@@ -123,7 +123,8 @@ impl Job {
 
     /// Waits for the end, and gives what was written. What was written is read meanwhile.
     pub(crate) fn end(mut self) -> Result<Ended, String> {
-        let (out, err) = (self.mpirun.stdout.take(), self.mpirun.stderr.take());
+        let out = self.mpirun.stdout.take();
+        let err = self.mpirun.stderr.take();
         let read = |stream: Option<Box<dyn std::io::Read + Send>>| {
             thread::spawn(move || {
                 let mut text = Vec::new();

@@ -49,7 +49,8 @@ pub(crate) fn as_process(scenario: &str, job: &Job) -> Result<(), String> {
 pub(crate) fn model(world: World, prefetch: usize, unused: Unused) -> Result<ShardedModel, Error> {
     world.connect_nccl(&Device::new(0).expect("a device"))?;
     let placement = Placement::Cuda { ordinal: 0, offload: Offload::None };
-    let (objective, on) = (Objective::Sum, ModelOptions::on(mesh(2, 2)));
+    let objective = Objective::Sum;
+    let on = ModelOptions::on(mesh(2, 2));
     let options = ModelOptions { placement, objective, prefetch, unused, ..on };
     ShardedModel::new(world, three_units(), options, |param| vec![0.0; param.numel()])
 }

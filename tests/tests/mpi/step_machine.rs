@@ -51,7 +51,8 @@ fn plain(job: &Job) -> Result<(), String> {
         (Accumulation::Local, 1, ASKED, three_units()),
     ];
     cases.into_iter().try_for_each(|(accumulation, prefetch, given, spec)| {
-        let (order, uneven) = (UnitOrder::Error, Uneven::ZeroWeight);
+        let order = UnitOrder::Error;
+        let uneven = Uneven::ZeroWeight;
         let on = on_devices(ModelOptions::on(mesh(2, 2)));
         let options = ModelOptions { accumulation, prefetch, order, uneven, ..on };
         let program = |rank| -> Program {

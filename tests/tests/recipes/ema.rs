@@ -75,7 +75,8 @@ fn trace(sizes: [usize; 2]) -> Vec<[Tensors; 2]> {
     let ranks = sizes[0] * sizes[1];
     common(on_ranks(ranks, |world| {
         let mut model = model(world, sizes)?;
-        let (mut adamw, ema) = (adamw(&model), Ema::new(&model, DECAY)?);
+        let mut adamw = adamw(&model);
+        let ema = Ema::new(&model, DECAY)?;
         let mut trace = vec![[model.full_parameters()?, averages(&mut model, &ema)?]];
         for number in 0..6 {
             assert_eq!(train(&mut model, &mut adamw, number)?, Update::Applied);
@@ -95,7 +96,8 @@ fn the_average_follows_its_formula_with_the_same_bits_on_every_mesh() {
     for (name, initial) in &traces[0][0][0] {
         let mut exact: Vec<f64> = initial.iter().map(|value| f64::from(*value)).collect();
         for (steps, [parameters, averages]) in traces[0].iter().enumerate() {
-            let (now, average) = (&parameters[name], &averages[name]);
+            let now = &parameters[name];
+            let average = &averages[name];
             if !is_trained(name) {
                 assert_eq!([now, average], [initial; 2], "{name}");
                 continue;
@@ -131,7 +133,8 @@ fn a_skipped_step_changes_no_average() {
     on_ranks(4, |world| {
         let rank = world.rank().index();
         let mut model = model(world, [2, 2])?;
-        let (mut adamw, ema) = (adamw(&model), Ema::new(&model, DECAY)?);
+        let mut adamw = adamw(&model);
+        let ema = Ema::new(&model, DECAY)?;
         train(&mut model, &mut adamw, 0)?;
         let before = averages(&mut model, &ema)?;
         let slope = if rank == 2 { f32::NAN } else { 1.0 };
@@ -167,7 +170,8 @@ fn an_evaluation_sees_the_averages_in_the_compute_dtype_and_then_the_parameters_
         let precision = Precision { parameters: DType::BF16, ..Precision::default() };
         let options = ModelOptions { precision, ..ModelOptions::on(mesh(2, 2)) };
         let mut model = ShardedModel::new(world, partly_frozen(), options, springs::initial)?;
-        let (mut adamw, ema) = (adamw(&model), Ema::new(&model, DECAY)?);
+        let mut adamw = adamw(&model);
+        let ema = Ema::new(&model, DECAY)?;
         for number in 0..2 {
             train(&mut model, &mut adamw, number)?;
         }
@@ -188,7 +192,8 @@ fn the_parameters_are_back_after_an_error_and_a_panic() {
     let _turn = beside_others();
     on_ranks(2, |world| {
         let mut model = model(world, [1, 2])?;
-        let (mut adamw, ema) = (adamw(&model), Ema::new(&model, DECAY)?);
+        let mut adamw = adamw(&model);
+        let ema = Ema::new(&model, DECAY)?;
         train(&mut model, &mut adamw, 0)?;
         let own = model.full_parameters()?;
         let failed = model.with_shards(&ema, |_| {
@@ -221,7 +226,8 @@ fn training_and_saving_inside_are_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     on_ranks(2, |world| {
         let mut model = model(world, [1, 2])?;
-        let (mut adamw, ema) = (adamw(&model), Ema::new(&model, DECAY)?);
+        let mut adamw = adamw(&model);
+        let ema = Ema::new(&model, DECAY)?;
         let mut checkpoints =
             Checkpoints::open(&model, folder.path(), CheckpointOptions::default())?;
         train(&mut model, &mut adamw, 0)?;
@@ -276,7 +282,8 @@ fn a_decay_is_a_fraction_and_the_same_on_all_ranks() {
     let error = common_error(outcomes(2, |world| {
         let decay = [0.5, 0.25][world.rank().index()];
         let mut model = model(world, [1, 2])?;
-        let (mut adamw, _ema) = (adamw(&model), Ema::new(&model, decay)?);
+        let mut adamw = adamw(&model);
+        let _ema = Ema::new(&model, decay)?;
         train(&mut model, &mut adamw, 0)?;
         train(&mut model, &mut adamw, 1)
     }));

@@ -38,7 +38,8 @@ fn adamw(_: &Param, step: i32, values: &mut [f64], gradient: &[f64], state: &mut
         *p *= 1.0 - ADAMW.learning_rate * ADAMW.weight_decay;
         *m = beta1 * *m + (1.0 - beta1) * g;
         *v = beta2 * *v + (1.0 - beta2) * g * g;
-        let (m, v) = (*m / (1.0 - beta1.powi(step)), *v / (1.0 - beta2.powi(step)));
+        let m = *m / (1.0 - beta1.powi(step));
+        let v = *v / (1.0 - beta2.powi(step));
         *p -= ADAMW.learning_rate * m / (v.sqrt() + ADAMW.eps);
     }
 }

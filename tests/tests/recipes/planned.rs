@@ -29,7 +29,8 @@ impl Act<[Numbers; 2]> for Measure {
             moved = [Op::AllToAll, Op::AllReduce].map(|op| of_update.op(Channel::Reduce, op));
             assert_eq!(moved[0] + moved[1], of_update.channel(Channel::Reduce), "nothing else");
         }
-        let (plan, usage) = (model.plan(), |category| memory::usage(rank, category));
+        let plan = model.plan();
+        let usage = |category| memory::usage(rank, category);
         let update = plan.update(rank);
         let measured = (usage(Category::Optimizer).live, usage(Category::Update).peak, moved);
         let moved = [update.exchanged, update.summed];

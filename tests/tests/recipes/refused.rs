@@ -75,8 +75,8 @@ fn eight_bit_state_needs_blocks() {
 fn an_optimizer_keeps_its_parameters() {
     let _turn = crate::beside_others();
     let mut model = model(spec(Recipe::Sgd));
-    let (mut lion, mut adamw) =
-        (Lion::new(&model, LION), AdamW::new(&model, AdamWOptions::default()));
+    let mut lion = Lion::new(&model, LION);
+    let mut adamw = AdamW::new(&model, AdamWOptions::default());
     let of_step = gradients(&mut model, 0).expect("gradients");
     let both = [
         (&mut lion as &mut dyn Optimizer, is_matrix as fn(&Param) -> bool),

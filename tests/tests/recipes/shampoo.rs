@@ -12,7 +12,8 @@ const EPS: f64 = 1.0;
 /// A parameter as one matrix G: its rows and columns, and the place of an element of G, or of its transpose if it has more rows than
 /// columns: there are no more rows than columns.
 fn wide(matrices: Matrices) -> (usize, usize, impl Fn(usize, usize) -> usize + use<>) {
-    let (rows, columns) = (matrices.count * matrices.rows, matrices.columns);
+    let rows = matrices.count * matrices.rows;
+    let columns = matrices.columns;
     let is_tall = rows > columns;
     let at =
         move |row, column| if is_tall { column * columns + row } else { row * columns + column };
@@ -119,15 +120,19 @@ fn eigen(mut a: Vec<f64>, size: usize) -> (Vec<f64>, Vec<f64>) {
                 let theta = 0.5 * (a[q * size + q] - a[p * size + p]) / off;
                 let t = theta.signum() / (theta.abs() + theta.hypot(1.0));
                 let t = if theta == 0.0 { 1.0 } else { t };
-                let (cos, sin) = (1.0 / t.hypot(1.0), t / t.hypot(1.0));
+                let cos = 1.0 / t.hypot(1.0);
+                let sin = t / t.hypot(1.0);
                 for k in 0..size {
-                    let (kp, kq) = (a[k * size + p], a[k * size + q]);
+                    let kp = a[k * size + p];
+                    let kq = a[k * size + q];
                     (a[k * size + p], a[k * size + q]) = (cos * kp - sin * kq, sin * kp + cos * kq);
                 }
                 for k in 0..size {
-                    let (pk, qk) = (a[p * size + k], a[q * size + k]);
+                    let pk = a[p * size + k];
+                    let qk = a[q * size + k];
                     (a[p * size + k], a[q * size + k]) = (cos * pk - sin * qk, sin * pk + cos * qk);
-                    let (kp, kq) = (v[k * size + p], v[k * size + q]);
+                    let kp = v[k * size + p];
+                    let kq = v[k * size + q];
                     (v[k * size + p], v[k * size + q]) = (cos * kp - sin * kq, sin * kp + cos * kq);
                 }
             }

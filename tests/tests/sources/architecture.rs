@@ -222,7 +222,8 @@ fn steps_below<'a>(page: &'a str, heading: &str) -> Vec<(&'a str, Vec<&'a str>)>
 /// Whether a file has a function: `name` by itself, or `Type::name` in a block that begins with `impl` and names the type.
 fn has_function(code: &str, function: &str) -> bool {
     let (owner, name) = function.rsplit_once("::").unwrap_or(("", function));
-    let (mut block, begin) = ("", format!("fn {name}"));
+    let mut block = "";
+    let begin = format!("fn {name}");
     code.lines().any(|line| {
         if line.starts_with("impl") || line.starts_with('}') {
             block = line;

@@ -45,7 +45,8 @@ fn every_invariant_names_a_test_that_exists_or_is_cited_by_one() {
 /// By the code, or by another invariant: one of the two statements names the other.
 #[test]
 fn every_invariant_is_relied_on() {
-    let (rust, defined) = (others(), invariants());
+    let rust = others();
+    let defined = invariants();
     for (label, statement) in &defined {
         let cites = |text: &str, label: &String| labels(text).contains(label);
         let by_code = rust.iter().any(|source| cites(&source.text, label));

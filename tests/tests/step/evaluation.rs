@@ -23,7 +23,8 @@ fn the_mean_is_over_all_items_of_ranks_with_different_numbers_of_batches() {
             let mut model = model(world, options)?;
             let mut evaluation = model.evaluation()?;
             // Rank 0 has no batch; batch b of rank r has r + b items of value r.
-            let (mut sum, mut items) = (0.0, 0);
+            let mut sum = 0.0;
+            let mut items = 0;
             for batch in 0..rank {
                 forward(&mut evaluation, &[0, 1, 2])?;
                 sum += (rank * (rank + batch)) as f64;

@@ -37,7 +37,8 @@ fn of_two_steps(replicas: usize, shards: usize, microbatches: usize) -> Vec<[Mes
 }
 
 fn step(model: &mut ShardedModel, sgd: &mut Sgd, microbatches: usize) -> Result<(), Error> {
-    let (rank, number) = (model.rank().index(), model.committed_steps());
+    let rank = model.rank().index();
+    let number = model.committed_steps();
     let mut step = model.begin_step(StepOptions::microbatches(microbatches))?;
     for microbatch in 0..microbatches {
         springs::microbatch(&mut step, Batch::of(rank, number, microbatch))?;
@@ -81,7 +82,8 @@ fn data_messages_go_to_members_of_the_groups_alone() {
         for (rank, messages) in of_a_step(replicas, shards, microbatches).iter().enumerate() {
             let [replicas, shards, k] = [replicas, shards, microbatches].map(|it| it as u64);
             // Three units: each is gathered for the forward and for the backward, and reduced, in each microbatch. An all-reduce has two rounds.
-            let (to_shards, to_replicas) = (3 * 3 * k * (shards - 1), 3 * 2 * (replicas - 1));
+            let to_shards = 3 * 3 * k * (shards - 1);
+            let to_replicas = 3 * 2 * (replicas - 1);
             assert_eq!(messages.data, to_shards + to_replicas, "rank {rank}: {messages:?}");
         }
     }

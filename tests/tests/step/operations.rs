@@ -54,7 +54,8 @@ fn note(world: &World, odd: Odd) {
 
 /// One step for which an operation is noted.
 fn step(model: &mut ShardedModel, sgd: &mut Sgd, odd: Odd) -> Result<(), Error> {
-    let (rank, number) = (model.rank().index(), model.committed_steps());
+    let rank = model.rank().index();
+    let number = model.committed_steps();
     note(model.world(), odd);
     let mut step = model.begin_step(StepOptions::microbatches(1))?;
     springs::microbatch(&mut step, Batch::of(rank, number, 0))?;

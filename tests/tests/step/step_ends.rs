@@ -31,7 +31,8 @@ fn attempt(
     adamw: &mut AdamW,
     accident: Option<Accident>,
 ) -> Result<(), Error> {
-    let (rank, number) = (model.rank().index(), model.committed_steps());
+    let rank = model.rank().index();
+    let number = model.committed_steps();
     let mut step = model.begin_step(StepOptions::microbatches(MICROBATCHES))?;
     for microbatch in 0..MICROBATCHES {
         let here = accident.filter(|accident| accident.microbatch == microbatch);

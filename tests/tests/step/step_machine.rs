@@ -56,7 +56,8 @@ struct Case {
 const GIVEN: Case = Case { microbatches: Microbatches::Given(3), with_data: usize::MAX };
 
 fn options(mesh: Mesh) -> ModelOptions {
-    let (order, uneven) = (UnitOrder::Error, Uneven::ZeroWeight);
+    let order = UnitOrder::Error;
+    let uneven = Uneven::ZeroWeight;
     ModelOptions { order, uneven, prefetch: 1, ..ModelOptions::on(mesh) }
 }
 

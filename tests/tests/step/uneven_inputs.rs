@@ -58,7 +58,8 @@ fn train(
     steps: u64,
     after_step: AfterStep<'_>,
 ) -> Result<EndOfRun, Error> {
-    let (world, rank) = (model.world().clone(), model.rank().index());
+    let world = model.world().clone();
+    let rank = model.rank().index();
     for number in 0.. {
         let begin = StepOptions::microbatches(1);
         let begin = if number < steps { begin } else { begin.without_data() };

@@ -121,7 +121,8 @@ fn all_unused_parameters_are_named_with_their_ranks() {
 #[test]
 fn unused_parameters_are_warned_of_once() {
     let warned = on_ranks(2, |world| {
-        let (said, rank) = (Said::default(), world.rank().index());
+        let said = Said::default();
+        let rank = world.rank().index();
         tracing::subscriber::with_default(said.clone(), || {
             let options = ModelOptions { unused: Unused::Warn, ..ModelOptions::on(mesh(1, 2)) };
             let mut model = model(world, &three_units(), &options)?;
@@ -235,7 +236,8 @@ fn a_tied_parameter_is_stored_once_and_moves_by_the_sum_of_its_uses() {
         let mut pass = step.microbatch()?;
         let seed = pass.loss(LossSum::new(0.0, 1))?;
         assert_eq!(seed.value(), 1.0);
-        let (lookup, head) = (vec![0.25_f32; 40], vec![0.5_f32; 40]);
+        let lookup = vec![0.25_f32; 40];
+        let head = vec![0.5_f32; 40];
         pass.reduce(unit(1), UnitGradients::of([vec![0.125_f32; 10]]))?;
         let sum: Vec<f32> = lookup.iter().zip(&head).map(|(one, other)| one + other).collect();
         pass.reduce(unit(0), UnitGradients::of([sum]))?;
@@ -284,7 +286,8 @@ fn step(model: &mut ShardedModel, adamw: &mut AdamW, usage: Usage) -> Result<(),
 
 /// The mean over ranks, summed over three microbatches, where rank, microbatch and name determine the slope.
 fn gradient(ranks: usize, slope: impl Fn(usize, usize, &str) -> Option<f32> + Sync) -> Parameters {
-    let (objective, unused) = (Objective::RankMean, Unused::Zeros);
+    let objective = Objective::RankMean;
+    let unused = Unused::Zeros;
     let options = ModelOptions { objective, unused, ..ModelOptions::on(mesh(2, ranks / 2)) };
     common(on_ranks(ranks, |world| {
         let rank = world.rank().index();

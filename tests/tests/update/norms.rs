@@ -65,7 +65,8 @@ fn norms_of_gradients_are_those_of_whole_gradients_on_every_mesh() {
                 let norms = gradients.norms(&model)?;
                 // Each element of a whole gradient is rounded to f32 by its division.
                 assert_close(&norms, &in_f64(&gradients.full(&model)?), 1e-7);
-                let (total, told) = (norms.total(), gradients.norm());
+                let total = norms.total();
+                let told = gradients.norm();
                 assert!((total - told).abs() <= 1e-12 * told, "{total}, {told}");
                 let names = norms.iter().map(|(name, _)| name);
                 let in_order = spec.params().map(|(_, param)| param);
@@ -120,7 +121,8 @@ fn norms_of_parameters_are_those_of_whole_parameters_with_frozen_and_stored_ones
 fn ratios(before: &Full, after: &Full) -> BTreeMap<String, f64> {
     let of = |(name, before): (&String, &Vec<f32>)| {
         let squares = before.iter().zip(&after[name]).fold([0.0; 2], |[norm, change], pair| {
-            let (before, after) = (f64::from(*pair.0), f64::from(*pair.1));
+            let before = f64::from(*pair.0);
+            let after = f64::from(*pair.1);
             [norm + before * before, change + (after - before) * (after - before)]
         });
         (name.clone(), (squares[1] / squares[0]).sqrt())
@@ -135,7 +137,8 @@ fn ratios_of_an_update_are_those_of_parameters_before_and_after_it() {
             let options = ModelOptions::on(mesh(replicate, shard));
             let mut model = model(world, three_units(), options)?;
             let decay = AdamWOptions { weight_decay: 0.1, ..AdamWOptions::default() };
-            let (mut adamw, mut all) = (AdamW::new(&model, decay), Vec::new());
+            let mut adamw = AdamW::new(&model, decay);
+            let mut all = Vec::new();
             for step in 0..3 {
                 let before = model.full_parameters()?;
                 let gradients = gradients(&mut model, step)?;
@@ -144,7 +147,8 @@ fn ratios_of_an_update_are_those_of_parameters_before_and_after_it() {
                 let update = model.last_update().expect("it was measured");
                 let measured = update.ratios(&model)?;
                 assert_close(&measured, &ratios(&before, &after), 1e-12);
-                let (changes, norms) = (update.norms(&model)?, in_f64(&before));
+                let changes = update.norms(&model)?;
+                let norms = in_f64(&before);
                 for (name, ratio) in measured.iter() {
                     let change = changes.get(name).expect("the same parameters");
                     assert!((change / norms[name] - ratio).abs() <= 1e-12 * ratio, "{name}");

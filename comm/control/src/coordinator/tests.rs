@@ -62,7 +62,8 @@ impl Told {
 }
 
 fn hello(rank: u32, world: u32) -> Hello {
-    let (build, host) = ("b".to_owned(), format!("host{rank}"));
+    let build = "b".to_owned();
+    let host = format!("host{rank}");
     Hello { protocol: PROTOCOL, rank, world, build, host, config: 7, pid: 40, ..Hello::default() }
 }
 

@@ -10,7 +10,9 @@ use crate::wire::Hello;
 fn member(world: u32) -> (Membership, mpsc::UnboundedReceiver<FromMember>) {
     let ends = Ends { rank: Rank::new(0), server: ([127, 0, 0, 1], 1).into() };
     let (messages, sent) = mpsc::unbounded_channel();
-    let (shared, messages, thread) = (Arc::new(Shared::new(world)), Some(messages), None);
+    let shared = Arc::new(Shared::new(world));
+    let messages = Some(messages);
+    let thread = None;
     let farewell = Duration::ZERO;
     (Membership { ends, world, farewell, shared, messages, thread }, sent)
 }

@@ -41,7 +41,8 @@ pub(crate) struct Connection {
 impl Connections {
     /// At most `most` connections that have not authenticated, each for at most `handshake`.
     pub(crate) fn new(most: usize, handshake: Duration) -> Arc<Self> {
-        let (unauthenticated, open) = (Mutex::default(), AtomicUsize::new(0));
+        let unauthenticated = Mutex::default();
+        let open = AtomicUsize::new(0);
         Arc::new(Self { most, handshake, unauthenticated, open })
     }
 

@@ -34,7 +34,8 @@ pub(crate) struct State {
 
 impl Members {
     pub(crate) fn new(options: Options) -> Self {
-        let (terms, deadlines) = (options.terms.clone(), options.deadlines);
+        let terms = options.terms.clone();
+        let deadlines = options.deadlines;
         let coordinator = Coordinator::new(terms, deadlines, Instant::now());
         let state = Mutex::new(State { coordinator, queues: HashMap::new() });
         Self { options, state, changed: Condvar::new(), refused: AtomicBool::new(false) }

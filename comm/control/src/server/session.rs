@@ -96,7 +96,8 @@ impl Session {
         if hello.job == job.name && hello.start == job.start {
             return Ok(());
         }
-        let (name, start) = (Some(job.name.clone()), job.start);
+        let name = Some(job.name.clone());
+        let start = job.start;
         Err(Refusal { reason: "it belongs to another job".to_owned(), job: name, start })
     }
 

@@ -57,7 +57,8 @@ pub async fn call(channel: Channel) -> Result<(mpsc::Sender<Frame>, Streaming<Fr
     let grpc = tonic::client::Grpc::new(channel).max_decoding_message_size(MOST_FRAME);
     let mut grpc = grpc.max_encoding_message_size(MOST_FRAME);
     grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
-    let (path, request) = (PathAndQuery::from_static(PATH), ReceiverStream::new(frames));
+    let path = PathAndQuery::from_static(PATH);
+    let request = ReceiverStream::new(frames);
     let frames = grpc.streaming(Request::new(request), path, codec).await?.into_inner();
     Ok((sender, frames))
 }

@@ -63,7 +63,8 @@ fn ten_thousand_connections_of_junk_change_nothing() {
     let rounds = 300;
     let expected = values(&members, rounds);
     let address = world.server.address();
-    let (before, started) = (resident(), Instant::now());
+    let before = resident();
+    let started = Instant::now();
     thread::scope(|scope| {
         let flood = scope.spawn(move || {
             let mut held = VecDeque::new();

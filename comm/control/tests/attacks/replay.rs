@@ -94,7 +94,8 @@ fn a_recorded_handshake_takes_no_free_place() {
 /// The recorded bytes, once no more arrive for 200 ms.
 fn settled(said: &Mutex<Vec<u8>>) -> Vec<u8> {
     let look = || said.lock().expect("no panic").clone();
-    let (mut last, mut since) = (look(), Instant::now());
+    let mut last = look();
+    let mut since = Instant::now();
     while last.len() < 200 || since.elapsed() < Duration::from_millis(200) {
         thread::yield_now();
         let now = look();

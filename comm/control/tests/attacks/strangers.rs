@@ -108,7 +108,8 @@ fn one_challenge_serves_one_handshake() {
         let mut other = Stranger::at(address).await;
         one.say(Kind::Hello(hello(1))).await;
         other.say(Kind::Hello(hello(1))).await;
-        let (first, second) = (one.challenge().await, other.challenge().await);
+        let first = one.challenge().await;
+        let second = other.challenge().await;
         assert_ne!(first.nonce, second.nonce);
         assert_ne!(first.proof, second.proof);
     });

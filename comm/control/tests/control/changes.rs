@@ -61,7 +61,8 @@ fn a_broken_connection_is_told_as_ended_while_messages_flow() {
         let (way, members) = Way::in_world(&world);
         let [near, far] = &members[..] else { panic!("two members") };
         way.change(Direction::ToCoordinator, Spot::Stream);
-        let (started, mut under_way) = (Instant::now(), 0);
+        let started = Instant::now();
+        let mut under_way = 0;
         while lost(&near.status()).is_empty() && started.elapsed() < LONG {
             while under_way < near.most_passed() {
                 near.pass(&[(Rank::new(1), 0)], vec![0; 100].into())

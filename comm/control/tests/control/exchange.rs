@@ -40,8 +40,8 @@ impl<'a> Exchange<'a> {
             let mut states = self.came.iter().zip(&status.states);
             if states.any(|(values, state)| values.is_empty() && *state != State::Alive) {
                 let numbers = |ranks: Vec<Rank>| ranks.into_iter().map(Rank::get).collect();
-                let (lost, finished): (Vec<u32>, Vec<u32>) =
-                    (numbers(lost(&status)), numbers(finished(&status)));
+                let lost: Vec<u32> = numbers(lost(&status));
+                let finished: Vec<u32> = numbers(finished(&status));
                 return Err(format!("lost {lost:?}, finished {finished:?}"));
             }
             if started.elapsed() > LONG {

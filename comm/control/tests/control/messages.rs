@@ -54,7 +54,8 @@ fn what_is_passed_comes_in_order_and_to_nobody_else() {
         .pass(&[(Rank::new(2), 0)], vec![7; MOST_MESSAGE + 1].into())
         .map_err(|it| it.to_string());
     assert_eq!(too_long, Err("the message has 65537 bytes, at most 65536 are allowed".to_owned()));
-    let (until, mut came) = (Instant::now() + Duration::from_secs(10), [Vec::new(), Vec::new()]);
+    let until = Instant::now() + Duration::from_secs(10);
+    let mut came = [Vec::new(), Vec::new()];
     while came[0].len() < most || came[1].is_empty() {
         assert!(Instant::now() < until, "{} have come", came[0].len());
         let Some(Passed { from, message, .. }) = members[2].take_passed() else { continue };
@@ -102,7 +103,9 @@ fn members_that_pass_much_to_each_other_do_not_wait_for_each_other() {
     let most = members[0].most_passed();
     all(&members, |one| {
         let other = Rank::new(1 - one.rank().index());
-        let (mut sent, mut came, mut last) = (0, 0, Instant::now());
+        let mut sent = 0;
+        let mut came = 0;
+        let mut last = Instant::now();
         // More than the network buffers, before any member reads.
         while came < 4 * most {
             assert!(last.elapsed() < LONG, "{came} have come, and no more");

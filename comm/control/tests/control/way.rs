@@ -54,7 +54,8 @@ impl Way {
                 let ways =
                     [(Direction::ToCoordinator, &near, &far), (Direction::ToMember, &far, &near)];
                 for (direction, from, to) in ways {
-                    let (from, to) = (from.try_clone().expect("one"), to.try_clone().expect("one"));
+                    let from = from.try_clone().expect("one");
+                    let to = to.try_clone().expect("one");
                     let done = Arc::clone(&done);
                     thread::spawn(move || carry(from, to, direction, &done));
                 }
@@ -151,7 +152,8 @@ fn complete(bytes: &mut [u8]) -> usize {
 /// Forwards frames, with the damage that is due, until an end of the connection. After a cut it reads on, and forwards neither frames
 /// nor the end of the connection; the frames wait until the cut is mended.
 fn carry(mut from: TcpStream, mut to: TcpStream, direction: Direction, damage: &Mutex<Damage>) {
-    let (mut read, mut waiting) = ([0; 4096], Vec::new());
+    let mut read = [0; 4096];
+    let mut waiting = Vec::new();
     let mut preface = if direction == Direction::ToCoordinator { PREFACE } else { 0 };
     loop {
         match from.read(&mut read) {

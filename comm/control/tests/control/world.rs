@@ -56,7 +56,8 @@ impl World {
 
     /// The options of its members.
     pub(crate) fn options(&self) -> Options {
-        let (address, deadlines) = (self.server.address(), self.deadlines);
+        let address = self.server.address();
+        let deadlines = self.deadlines;
         Options { address, deadlines, ..options(self.size) }
     }
 
@@ -83,7 +84,8 @@ impl Ticks {
 
     /// Starts a clock. It stops when it is dropped.
     pub(crate) fn start() -> Self {
-        let (count, (runs, ended)) = (Arc::<AtomicU32>::default(), channel());
+        let count = Arc::<AtomicU32>::default();
+        let (runs, ended) = channel();
         let counted = Arc::clone(&count);
         thread::spawn(move || {
             while ended.recv_timeout(Self::TICK) == Err(RecvTimeoutError::Timeout) {

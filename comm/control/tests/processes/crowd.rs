@@ -82,7 +82,8 @@ fn descriptors(of: Pid) -> usize {
 pub(crate) fn join() -> Result<(), String> {
     let mut found = Bootstrap::from_env().map_err(|error| error.to_string())?;
     found.options.deadlines = deadlines();
-    let (first, options) = (found.rank.get(), found.options);
+    let first = found.rank.get();
+    let options = found.options;
     let one = |rank: u32| {
         let member = Membership::join(Rank::new(rank as usize), options.clone());
         let member = member.map_err(|error| error.to_string())?;

@@ -144,7 +144,8 @@ impl Process {
 
     /// Waits for its end. The output has only the lines that were not read before.
     pub(crate) fn end(mut self) -> Ended {
-        let (mut said, mut complaint) = (String::new(), String::new());
+        let mut said = String::new();
+        let mut complaint = String::new();
         self.said.read_to_string(&mut said).expect("read");
         let mut stderr = self.child.stderr.take().expect("piped");
         stderr.read_to_string(&mut complaint).expect("read");

@@ -28,19 +28,17 @@ impl Explanation {
     fn found(&self) -> String {
         match &self.finding {
             Finding::Nothing => {
-                let (compared, size) =
-                    (counted(self.compared, "operation"), counted(self.size, "rank"));
+                let compared = counted(self.compared, "operation");
+                let size = counted(self.size, "rank");
                 format!("all ranks agree; {compared} of {size} compared, and no rank waits in vain")
             }
             Finding::Mismatch { operation, members } => self.mismatch(operation, members),
             Finding::Missing { operation, waiting, waited, absent } => {
-                let (name, [wait, have]) = (
-                    self.named(operation),
-                    match waiting.len() {
-                        1 => ["waits", "has"],
-                        _ => ["wait", "have"],
-                    },
-                );
+                let name = self.named(operation);
+                let [wait, have] = match waiting.len() {
+                    1 => ["waits", "has"],
+                    _ => ["wait", "have"],
+                };
                 let part = match waited {
                     Some(waited) => format!("{wait} in {name}, for {}", time(*waited)),
                     None => format!("{have} issued {name}"),
@@ -53,7 +51,9 @@ impl Explanation {
                     FlightState::Failed => "it failed",
                     _ => "its work has not ended",
                 };
-                let (place, ranks, name) = (place(operation), listed(ranks), self.named(operation));
+                let place = place(operation);
+                let ranks = listed(ranks);
+                let name = self.named(operation);
                 format!("{place}{ranks} have all issued {name}, but {outcome}")
             }
         }
@@ -73,7 +73,9 @@ impl Explanation {
 
     fn slowest(&self) -> Option<String> {
         let Lateness { rank, late, operation } = self.lateness.as_ref()?;
-        let (place, name, late) = (place(operation), self.named(operation), time(*late));
+        let place = place(operation);
+        let name = self.named(operation);
+        let late = time(*late);
         let often =
             self.often_last.map_or_else(String::new, |OftenLast { rank: last, times, of }| {
                 let last = if last == *rank { "it".to_owned() } else { format!("rank {last}") };
@@ -100,7 +102,8 @@ impl Explanation {
     }
 
     fn mismatch(&self, operation: &FlightEntry, members: &[MemberFinding]) -> String {
-        let (place, FlightEntry { sequence, channel, epoch, .. }) = (place(operation), operation);
+        let place = place(operation);
+        let FlightEntry { sequence, channel, epoch, .. } = operation;
         let mut objects = members.iter().filter_map(|member| match &member.presence {
             Presence::Issued(entry) => Some((entry.tag.model, entry.tag.part)),
             _ => None,
@@ -127,7 +130,8 @@ impl Explanation {
             Presence::Overwritten => "its ring no longer shows it".to_owned(),
             Presence::NotIssued(None) => "has not issued it, nor anything else".to_owned(),
             Presence::NotIssued(Some(LastIssued { operation, ago, waits_in })) => {
-                let (last, ago) = (self.named(operation), time(*ago));
+                let last = self.named(operation);
+                let ago = time(*ago);
                 let waits =
                     waits_in.as_ref().map(|it| format!("; it waits in {} itself", self.named(it)));
                 let waits = waits.unwrap_or_default();

@@ -56,7 +56,8 @@ fn an_entry_that_was_overwritten_is_not_written_to() {
 #[test]
 fn the_first_end_and_the_first_wait_count() {
     let recorder = Recorder::new(2, Origin::now());
-    let (number, ending) = (recorder.issue(&descriptor(0)), Arc::<Ending>::default());
+    let number = recorder.issue(&descriptor(0));
+    let ending = Arc::<Ending>::default();
     recorder.ends_with(number, &ending);
     ending.write(FlightState::Failed, 7);
     recorder.settle(number, FlightState::Complete);
@@ -76,7 +77,8 @@ fn an_entry_ends_as_its_operation_does_whether_the_rank_looks_or_not() {
         let (entries, _) = recorder.entries();
         entries.iter().map(|entry| (entry.state, entry.settled_ns)).collect::<Vec<_>>()
     };
-    let (number, ending) = (recorder.issue(&descriptor(0)), Arc::<Ending>::default());
+    let number = recorder.issue(&descriptor(0));
+    let ending = Arc::<Ending>::default();
     recorder.ends_with(number, &ending);
     assert_eq!(ends(&recorder), [(FlightState::Issued, None)]);
     ending.write(FlightState::Complete, 9);
@@ -89,7 +91,8 @@ fn an_entry_ends_as_its_operation_does_whether_the_rank_looks_or_not() {
 #[test]
 fn an_entry_that_was_overwritten_lets_go_of_its_end() {
     let recorder = Recorder::new(1, Origin::now());
-    let (first, ending) = (recorder.issue(&descriptor(0)), Arc::<Ending>::default());
+    let first = recorder.issue(&descriptor(0));
+    let ending = Arc::<Ending>::default();
     recorder.ends_with(first, &ending);
     recorder.issue(&descriptor(1));
     assert_eq!(Arc::strong_count(&ending), 1);

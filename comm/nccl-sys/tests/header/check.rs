@@ -32,7 +32,8 @@ impl Check<'_> {
 
     /// Declared names that the header lacks or has earlier, and numbers that only the header has, in enums that functions return.
     fn names_differ(&self) -> Vec<String> {
-        let (theirs, ours) = (self.names(), self.declared_names());
+        let theirs = self.names();
+        let ours = self.declared_names();
         let declared = ours.iter().filter_map(|(name, since)| {
             match (*since <= self.version, theirs.contains(*name)) {
                 (true, false) => Some(format!(
@@ -104,7 +105,8 @@ impl Check<'_> {
     fn values(&self) -> Vec<String> {
         let numbers = self.declared.numbers.iter().copied().flatten();
         let differs = |number: &Number| {
-            let (ours, theirs) = (number.value as f64, self.value_of(number));
+            let ours = number.value as f64;
+            let theirs = self.value_of(number);
             (theirs != Some(ours))
                 .then(|| format!("{}: declared {ours}, in the header {theirs:?}", number.name))
         };

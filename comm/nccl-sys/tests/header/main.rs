@@ -35,7 +35,8 @@ fn main() {
 }
 
 fn compare() -> Result<Completion, Failed> {
-    let (variable, file) = ("HSDP_NCCL_HEADER", "include/nccl.h");
+    let variable = "HSDP_NCCL_HEADER";
+    let file = "include/nccl.h";
     let Some(path) = places::find(variable, file) else {
         return Ok(Completion::ignored_with(places::missing(variable, file)));
     };

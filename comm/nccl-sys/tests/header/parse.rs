@@ -90,7 +90,9 @@ impl Header {
 
 /// The statements: each ends with a semicolon outside of braces. The braces of `extern "C"` are left out.
 fn statements(tokens: &[String]) -> Vec<&[String]> {
-    let (mut found, mut from, mut depth) = (Vec::new(), 0, 0_usize);
+    let mut found = Vec::new();
+    let mut from = 0;
+    let mut depth = 0_usize;
     for (at, token) in tokens.iter().enumerate() {
         match token.as_str() {
             "{" if tokens[from..at].join(" ") == "extern \"C\"" => from = at + 1,

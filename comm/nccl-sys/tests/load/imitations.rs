@@ -24,7 +24,8 @@ impl Imitation {
     /// A library with these functions.
     pub(crate) fn new(functions: &str) -> Result<Self, Failed> {
         let folder = TempDir::new()?;
-        let (source, path) = (folder.path().join("nccl.rs"), folder.path().join("imitation.so"));
+        let source = folder.path().join("nccl.rs");
+        let path = folder.path().join("imitation.so");
         fs::write(&source, functions)?;
         let rustc = env::var_os("RUSTC").unwrap_or_else(|| OsString::from("rustc"));
         let mut command = Command::new(rustc);

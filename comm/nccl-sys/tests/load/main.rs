@@ -55,7 +55,8 @@ fn load(names: &[&Path]) -> Result<Nccl, Error> {
 }
 
 fn nccl_itself() -> Result<Completion, Failed> {
-    let (variable, file) = ("HSDP_NCCL_LIBRARY", "lib/libnccl.so.2");
+    let variable = "HSDP_NCCL_LIBRARY";
+    let file = "lib/libnccl.so.2";
     let Some(path) = places::find(variable, file) else {
         return Ok(Completion::ignored_with(places::missing(variable, file)));
     };

@@ -25,12 +25,14 @@ fn carry(from: &mut Passage, to: &mut Passage, came: &mut Vec<Came>) -> usize {
 #[test]
 fn messages_come_whole_and_in_order_and_no_more_than_may_be_are_under_way() {
     for kept in [3, 4, 5, 17, 129] {
-        let (mut one, mut other) = (Passage::new(kept), Passage::new(kept));
+        let mut one = Passage::new(kept);
+        let mut other = Passage::new(kept);
         let sent: Vec<_> =
             [0, 1, 300_000, 64, MOST_PIECE, 2 * MOST_PIECE].into_iter().map(message).collect();
         let worlds = || [7, 7, 0, 7, 1, 1];
         sent.iter().zip(worlds()).for_each(|(message, world)| one.send(world, Arc::clone(message)));
-        let (mut came, mut back) = (Vec::new(), Vec::new());
+        let mut came = Vec::new();
+        let mut back = Vec::new();
         for _ in 0..100 {
             assert!(carry(&mut one, &mut other, &mut came) <= kept - 2, "{kept}");
             assert!(carry(&mut other, &mut one, &mut back) <= 2);
@@ -46,7 +48,8 @@ fn messages_come_whole_and_in_order_and_no_more_than_may_be_are_under_way() {
 
 #[test]
 fn counts_go_around() {
-    let (mut one, mut other) = (Passage::new(4), Passage::new(4));
+    let mut one = Passage::new(4);
+    let mut other = Passage::new(4);
     for it in [&mut one, &mut other] {
         (it.sent, it.taken, it.came, it.told) = (u32::MAX, u32::MAX, u32::MAX, u32::MAX);
     }
@@ -97,7 +100,8 @@ proptest! {
     fn pieces_that_may_be_anything_are_taken_or_refused(
         pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..64), 0..8)
     ) {
-        let (mut passage, mut bytes) = (Passage::new(9), 0);
+        let mut passage = Passage::new(9);
+let mut bytes = 0;
         for piece in pieces {
             bytes += piece.len();
             let _ = passage.take(0, &piece.into());

@@ -63,9 +63,10 @@ impl Locked<'_> {
         // Never freed: where others do not come in time, MPI may read and write them later.
         let sent = Box::leak(sent.collect::<Box<[u64]>>());
         let here = Box::leak(Box::new(0_u64));
-        let (number, sum) =
-            (constant(&raw const ffi::RSMPI_UINT64_T), constant(&raw const ffi::RSMPI_SUM));
-        let (data, to) = (sent.as_ptr().cast::<c_void>(), (&raw mut *here).cast::<c_void>());
+        let number = constant(&raw const ffi::RSMPI_UINT64_T);
+        let sum = constant(&raw const ffi::RSMPI_SUM);
+        let data = sent.as_ptr().cast::<c_void>();
+        let to = (&raw mut *here).cast::<c_void>();
         let communicator = self.library.communicator;
         let mut request = null_request();
         // SAFETY: MP-2, a number for each process is read, one is written, and both are there for ever.

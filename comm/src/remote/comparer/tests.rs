@@ -13,7 +13,8 @@ fn operation(group: u64) -> Arc<Descriptor> {
 
 /// A rank that waits for another.
 fn waiting(group: u64, missing: usize) -> RankState {
-    let (operation, missing) = (operation(group), vec![Rank::new(missing)]);
+    let operation = operation(group);
+    let missing = vec![Rank::new(missing)];
     let members = MemberWait { operation, index: None, missing, is_of_issuer: true };
     RankState { waits: vec![Wait::Members(members)], ..RankState::default() }
 }
@@ -174,7 +175,8 @@ fn called(hashes: &[(u64, u128)], entry: Option<u64>, waits: bool) -> RankState 
 
 #[test]
 fn calls_of_nccl_that_differ_are_told_in_a_table_of_the_first() {
-    let (mut test, group) = (Test::new(), GroupId::from_hash(9));
+    let mut test = Test::new();
+    let group = GroupId::from_hash(9);
     test.comparer.reports.push((Rank::new(0), report(Urgency::Stalled, 9)));
     let question = test.begins();
     assert_eq!(question.hashes, Hashes::Last);
@@ -207,7 +209,8 @@ fn calls_of_nccl_that_differ_are_told_in_a_table_of_the_first() {
 
 #[test]
 fn calls_of_nccl_that_differ_at_equal_counts_need_no_second_look() {
-    let (mut test, group) = (Test::new(), GroupId::from_hash(9));
+    let mut test = Test::new();
+    let group = GroupId::from_hash(9);
     test.comparer.reports.push((Rank::new(0), report(Urgency::Late, 9)));
     let question = test.begins();
     let last = |hash| called(&[(7, hash)], None, true);

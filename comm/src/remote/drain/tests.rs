@@ -181,7 +181,8 @@ fn streams_in_different_orders_hang() {
 
 #[test]
 fn a_call_that_no_rank_describes_is_an_error() {
-    let (ahead, behind) = (issuer(&[(Channel::Gather, 0)]), issuer(&[]));
+    let ahead = issuer(&[(Channel::Gather, 0)]);
+    let behind = issuer(&[]);
     let [ahead, behind] =
         [ahead, behind].map(|issuer| Calls { counts: issuer.counts, unfinished: Vec::new() });
     let problem = behind.owed(&[&ahead]).expect_err("a call is missing");
@@ -190,7 +191,8 @@ fn a_call_that_no_rank_describes_is_an_error() {
 
 #[test]
 fn calls_of_other_ranks_wait_for_their_epoch() {
-    let (mut drains, [one, two]) = (Drains::default(), [1, 2].map(Rank::new));
+    let mut drains = Drains::default();
+    let [one, two] = [1, 2].map(Rank::new);
     let peers = BTreeSet::from([one, two]);
     drains.put(two, (1, Calls::default())).expect("the first of the epoch");
     drains.put(two, (0, Calls::default())).expect("the first of the epoch");
@@ -204,7 +206,8 @@ fn calls_of_other_ranks_wait_for_their_epoch() {
 
 #[test]
 fn a_rank_that_has_left_is_missed_by_the_calls_that_it_has_not_made() {
-    let (mut drains, rank) = (Drains::default(), Rank::new(1));
+    let mut drains = Drains::default();
+    let rank = Rank::new(1);
     let group = GroupId::of(&[Rank::new(0), rank], Channel::Gather);
     let calls = Calls { counts: vec![(group, 3)], unfinished: Vec::new() };
     assert_eq!(drains.left_before((group, 3)), None, "it is there");
@@ -230,7 +233,8 @@ fn calls_that_a_leaving_rank_aborts_are_not_among_those_that_it_says_to_have_mad
 
 #[test]
 fn a_rank_that_says_its_calls_of_many_epochs_is_refused() {
-    let (mut drains, rank) = (Drains::default(), Rank::new(1));
+    let mut drains = Drains::default();
+    let rank = Rank::new(1);
     for epoch in [4, 5, ALL_EPOCHS] {
         drains.put(rank, (epoch, Calls::default())).expect("it is one epoch ahead, and leaves");
     }

@@ -85,7 +85,8 @@ impl Endpoint {
         if from != FIRST || self.rank == FIRST || greeting.is_over {
             return Err("it is a second welcome, or one that process 0 has not sent".to_owned());
         }
-        let (processes, others) = (greeting.hellos.len(), hellos.len());
+        let processes = greeting.hellos.len();
+        let others = hellos.len();
         if processes != others {
             return Err(format!("it has hellos of {others} processes, the job has {processes}"));
         }
@@ -108,7 +109,8 @@ impl Endpoint {
     pub(crate) fn greet(&self, deadline: Duration) -> Result<(), Error> {
         let is_first = self.rank == FIRST;
         let patience = if is_first { deadline } else { deadline.saturating_add(WORD) };
-        let (mut clock, mut nap) = (Clock::until(patience), FIRST_NAP);
+        let mut clock = Clock::until(patience);
+        let mut nap = FIRST_NAP;
         loop {
             let compared = self.greeting.lock().compared(deadline);
             if let Some(compared) = compared {
@@ -129,7 +131,8 @@ impl Endpoint {
 
     /// The error of a process that has heard nothing from process 0: it knows of no other.
     fn misses_the_first(&self, deadline: Duration) -> Error {
-        let (arrived, missing) = (vec![self.rank.get()], vec![FIRST.get()]);
+        let arrived = vec![self.rank.get()];
+        let missing = vec![FIRST.get()];
         Error::Incomplete { deadline, arrived, missing }
     }
 }

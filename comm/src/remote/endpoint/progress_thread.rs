@@ -12,7 +12,8 @@ const SLEEP: Duration = Duration::from_millis(25);
 
 impl Endpoint {
     pub(super) fn run(self: &Arc<Self>) {
-        let (mut nap, is_woken) = (FIRST_NAP, self.listen());
+        let mut nap = FIRST_NAP;
+        let is_woken = self.listen();
         loop {
             let turned = self.progress.lock().turn(self);
             let longest = match turned {

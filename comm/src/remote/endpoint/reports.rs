@@ -32,7 +32,8 @@ impl Reports {
     /// Whether a report is to be sent now.
     fn is_due(&mut self, wait: WaitKey, urgency: Urgency) -> bool {
         let new = || Reported { verdict: None, last: None, gap: GAP };
-        let (reported, now) = (self.0.entry(wait).or_insert_with(new), sync::now());
+        let reported = self.0.entry(wait).or_insert_with(new);
+        let now = sync::now();
         let gap = match urgency {
             Urgency::Stalled => reported.gap,
             Urgency::Late => GAP,
@@ -106,7 +107,8 @@ impl Endpoint {
         patience: Duration,
         (tell, found): (impl Fn(Rank), impl Fn() -> Option<T>),
     ) -> Result<Option<T>, Rank> {
-        let (mut until, mut asked) = (from_now(patience), None);
+        let mut until = from_now(patience);
+        let mut asked = None;
         while !progress::is_in_turn() {
             if let Some(found) = found() {
                 return Ok(Some(found));

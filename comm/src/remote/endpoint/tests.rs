@@ -105,7 +105,8 @@ fn messages(endpoint: &Endpoint) -> Vec<Kind> {
 fn who_leaves_hears_of_an_end_that_comes_meanwhile() {
     let (core, endpoint) = opened(Silent { under_way: 1, ..Silent::default() });
     endpoint.start().expect("a thread");
-    let (started, deadline) = (Instant::now(), Duration::from_secs(60));
+    let started = Instant::now();
+    let deadline = Duration::from_secs(60);
     thread::scope(|scope| {
         scope.spawn(|| endpoint.close(deadline));
         while endpoint.outgoing.lock().left.is_none() {
@@ -236,7 +237,8 @@ fn a_rank_whose_connection_has_ended_is_unreachable_unless_its_process_is_known_
 fn late(core: &Core) -> Error {
     let ranks = [0, 1, 2].map(Rank::new);
     let awaited = barrier_of(GroupId::of(&ranks, Channel::User));
-    let (arrived, missing) = (vec![Rank::new(0)], vec![Rank::new(1), Rank::new(2)]);
+    let arrived = vec![Rank::new(0)];
+    let missing = vec![Rank::new(1), Rank::new(2)];
     let deadline = Duration::from_secs(1);
     let reason = AbortReason::Deadline { awaited: Arc::new(awaited), deadline, arrived, missing };
     core.state.ended_by(Rank::new(1), reason)
@@ -315,7 +317,8 @@ fn no_rank_is_late_whose_message_comes_with_the_answer_of_the_process_that_forwa
 #[test]
 fn a_progress_thread_that_hangs_in_its_turn_delays_the_end_for_a_bounded_time() {
     let (core, endpoint) = opened(Silent::default());
-    let (started, late) = (Instant::now(), late(&core));
+    let started = Instant::now();
+    let late = late(&core);
     let turn = endpoint.progress.lock();
     endpoint.await_forwarder();
     assert_eq!(core.end(late.clone()), late);

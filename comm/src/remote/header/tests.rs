@@ -71,7 +71,8 @@ fn ends() -> Vec<Error> {
     let rows = wanted.into_iter().map(|wanted| MismatchRow { rank: two, wanted }).collect();
     let table = Arc::new(Mismatch { problem: "ranks disagree".to_owned(), rows });
     let awaited = Arc::clone(&operation);
-    let (arrived, missing) = (vec![zero], vec![two]);
+    let arrived = vec![zero];
+    let missing = vec![two];
     let reasons = [
         AbortReason::Panicked { message: "it fell".into() },
         AbortReason::Left { awaited: Arc::clone(&awaited) },
@@ -127,7 +128,8 @@ fn an_end_that_is_too_long_is_shortened() {
 
 /// A state with something of everything.
 fn state() -> RankState {
-    let (operation, group) = (Arc::new(descriptor()), descriptor().group);
+    let operation = Arc::new(descriptor());
+    let group = descriptor().group;
     let other = GroupId::of(&[Rank::new(0)], Channel::User);
     let numbers = Numbers { epoch: 2, next: 9, skipped: [3, 7].into() };
     let hashes = [(4, u128::MAX), (5, 1 << 100)].into();
@@ -181,7 +183,8 @@ fn the_comparer_and_ranks_tell_each_other_what_they_were_told() {
 
 #[test]
 fn rows_say_who_waits_for_whom() {
-    let (operation, missing) = (Arc::new(descriptor()), vec![Rank::new(1)]);
+    let operation = Arc::new(descriptor());
+    let missing = vec![Rank::new(1)];
     let row = MismatchRow { rank: Rank::new(0), wanted: Wanted::Waiting { operation, missing } };
     let table = Mismatch { problem: String::new(), rows: vec![row.clone(), row] };
     let error = Error::CollectiveMismatch { table: Arc::new(table) };

@@ -75,7 +75,8 @@ impl Progress {
         let encoded = message.header();
         match message.kind() {
             Kind::Data => {
-                let (data_header, round) = (header::read(encoded)?, message.round());
+                let data_header = header::read(encoded)?;
+                let round = message.round();
                 let payload = Payload::whole(message);
                 self.put(endpoint, from, DataMessage { data_header, round, payload })?;
             }

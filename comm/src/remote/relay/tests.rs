@@ -27,7 +27,8 @@ fn contribution(size: usize, number: u64) -> Arc<Message> {
 fn batch(size: usize, key: ExchangeKey, ranks: &[usize]) -> Message {
     let one = |rank: &usize| {
         let message = contribution(size, 0);
-        let (rank, header) = (Rank::new(*rank), message.header().into());
+        let rank = Rank::new(*rank);
+        let header = message.header().into();
         Forwarded { rank, header, payload: Payload::part(&message, 0..0) }
     };
     let contributions = ranks.iter().map(one).collect();

@@ -113,13 +113,15 @@ impl Context {
     pub(in super::super) fn blas(&self) -> Result<Blas, CudaError> {
         let functions = functions()?;
         self.make_current()?;
-        let (device, mut raw) = (self.ordinal(), ptr::null_mut());
+        let device = self.ordinal();
+        let mut raw = ptr::null_mut();
         // It takes memory of the device.
         let _apart = Apart::begin();
         // SAFETY: CU-8, the handle is written to a variable.
         let status = unsafe { (functions.create)(&raw mut raw) };
         if status == NO_MEMORY {
-            let (what, (free, total)) = ("a handle of cuBLAS".to_owned(), self.memory());
+            let what = "a handle of cuBLAS".to_owned();
+            let (free, total) = self.memory();
             return Err(CudaError::OutOfMemory { device, bytes: 0, what, free, total });
         }
         functions.told((device, "make a handle of cuBLAS"), status)?;
@@ -145,7 +147,9 @@ impl Functions {
             // SAFETY: CU-8, names are texts of the library, which is never unloaded.
             false => unsafe { CStr::from_ptr(name) }.to_string_lossy(),
         };
-        let (library, operation, meaning) = ("cuBLAS", operation.to_owned(), meaning.into_owned());
+        let library = "cuBLAS";
+        let operation = operation.to_owned();
+        let meaning = meaning.into_owned();
         Err(CudaError::Library { library, operation, device, code: status, meaning })
     }
 }
@@ -168,7 +172,8 @@ impl Blas {
         // SAFETY: CU-8, the handle is never destroyed, and the stream lives.
         told(unsafe { (self.functions.set_stream)(handle.0, stream) })?;
         // A new stream resets the workspace.
-        let (workspace, bytes) = (pointer(gemm.workspace.0), gemm.workspace.1);
+        let workspace = pointer(gemm.workspace.0);
+        let bytes = gemm.workspace.1;
         // SAFETY: CU-8, the workspace is a buffer of so many bytes.
         told(unsafe { (self.functions.set_workspace)(handle.0, workspace, bytes) })?;
         // SAFETY: CU-8, the caller's promise is passed on.

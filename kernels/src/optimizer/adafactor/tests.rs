@@ -102,7 +102,8 @@ fn assert_near(found: &[f32], expected: &[f64]) {
 #[test]
 fn the_results_are_those_of_pytorch() {
     let mut stack = Stack::new([2, 2, 3], &[4, 5]);
-    let (mut vector, mut moments) = (wave(4, 0.4), vec![0.0; 4]);
+    let mut vector = wave(4, 0.4);
+    let mut moments = vec![0.0; 4];
     for number in 1..=3_u32 {
         let step = AdafactorStep { step: number.into(), ..STEP };
         let times = |frequency: f64, len| -> Vec<f32> {
@@ -141,7 +142,8 @@ struct InF64 {
 impl InF64 {
     fn step(&mut self, step: &AdafactorStep, gradient: &[f32]) {
         let g: Vec<f64> = gradient.iter().map(|g| f64::from(*g) * f64::from(step.clip)).collect();
-        let (columns, rows) = (self.columns, g.len() / self.columns);
+        let columns = self.columns;
+        let rows = g.len() / self.columns;
         let take = (step.step as f64).powf(step.beta2_decay);
         for row in 0..rows {
             let mean =
@@ -172,11 +174,13 @@ impl InF64 {
 
 #[test]
 fn runs_follow_the_definition_for_many_steps_wherever_they_are_cut() {
-    let (rows, columns) = (9, 611);
+    let rows = 9;
+    let columns = 611;
     for cuts in [&[][..], &[1, 2, 610, 611, 612, 2000], &[300, 301, 4888, 5498]] {
         let mut stack = Stack::new([1, rows, columns], cuts);
         let parameter = stack.parameter.iter().copied().map(f64::from).collect();
-        let (row_moments, column_moments) = (vec![0.0; rows], vec![0.0; columns]);
+        let row_moments = vec![0.0; rows];
+        let column_moments = vec![0.0; columns];
         let mut reference = InF64 { columns, parameter, row_moments, column_moments };
         for number in 1..=20 {
             let step = AdafactorStep { step: number, clip: 0.3, ..STEP };
@@ -224,8 +228,8 @@ fn moments_of_zero_are_no_divisor() {
     let squared_update = squared_update(&step, &[1e-3; 4], factored.from(0));
     let expected = 4.0 * (1e-3 / f64::from(f32::EPSILON)).powi(2);
     assert!((squared_update / expected - 1.0).abs() < 1e-6, "{squared_update}");
-    let (mut parameter, sums) =
-        ([1.0; 4], ParameterSums { elements: 4, squares: 4.0, squared_update });
+    let mut parameter = [1.0; 4];
+    let sums = ParameterSums { elements: 4, squares: 4.0, squared_update };
     adafactor(&step, &sums, &mut parameter, (&[1e-3; 4], factored.from(0)));
     assert_near(&parameter, &[0.95; 4]);
 }

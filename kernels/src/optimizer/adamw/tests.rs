@@ -69,7 +69,8 @@ fn follows_the_definition_for_many_steps() {
 
 #[test]
 fn a_slice_is_its_elements_on_every_machine() {
-    let (len, step) = (1003, AdamWStep { step: 3, clip: 0.3, ..STEP });
+    let len = 1003;
+    let step = AdamWStep { step: 3, clip: 0.3, ..STEP };
     let gradient = gradient(len, 3);
     let whole = on_both(|| {
         let mut state = State::new(len);

@@ -74,7 +74,8 @@ const UPDATES: [Update; 3] = [
         sgd(&step, parameters, gradient, Some(velocity));
     },
     |parameters, gradient, [momentum, _]| {
-        let (beta1, beta2) = (0.9, 0.99);
+        let beta1 = 0.9;
+        let beta2 = 0.99;
         let step = LionStep { learning_rate: 1e-3, beta1, beta2, weight_decay: 0.1, clip: 0.3 };
         lion(&step, parameters, gradient, momentum);
     },
@@ -99,8 +100,10 @@ impl Case {
     }
 
     fn fused(self, update: Update) -> Left {
-        let (mut parameters, gradient) = (numbers(self.len, 0), numbers(self.len, 1));
-        let (mut first, mut second) = (vec![0.5; self.len], vec![0.25; self.len]);
+        let mut parameters = numbers(self.len, 0);
+        let gradient = numbers(self.len, 1);
+        let mut first = vec![0.5; self.len];
+        let mut second = vec![0.25; self.len];
         let mut rounded = self.dtype.map(|dtype| HostBuffer::zeros(dtype, self.len).expect("real"));
         let fused = FusedUpdate {
             parameters: &mut parameters,
@@ -117,8 +120,10 @@ impl Case {
     }
 
     fn one_after_another(self, update: Update) -> Left {
-        let (mut parameters, mut gradient) = (numbers(self.len, 0), numbers(self.len, 1));
-        let (mut first, mut second) = (vec![0.5; self.len], vec![0.25; self.len]);
+        let mut parameters = numbers(self.len, 0);
+        let mut gradient = numbers(self.len, 1);
+        let mut first = vec![0.5; self.len];
+        let mut second = vec![0.25; self.len];
         divide_in_place(&mut gradient, self.divisor);
         update(&mut parameters, &gradient, [&mut first, &mut second]);
         let rounded = self.dtype.map(|dtype| {
@@ -141,7 +146,8 @@ fn one_pass_is_its_passes_one_after_another_on_every_machine() {
 
 #[test]
 fn a_clip_in_the_update_is_a_gradient_scaled_before() {
-    let (len, clip) = (UPDATE_BLOCK + 33, 0.37);
+    let len = UPDATE_BLOCK + 33;
+    let clip = 0.37;
     let step = AdamWStep {
         learning_rate: 1e-2,
         beta1: 0.9,
@@ -153,7 +159,8 @@ fn a_clip_in_the_update_is_a_gradient_scaled_before() {
     };
     let updated = |step: AdamWStep, gradient: &[f32]| {
         let mut parameters = numbers(len, 0);
-        let (mut first, mut second) = (vec![0.5; len], vec![0.25; len]);
+        let mut first = vec![0.5; len];
+        let mut second = vec![0.25; len];
         adamw(&step, &mut parameters, gradient, &mut first, &mut second);
         [bits(&parameters), bits(&first), bits(&second)]
     };
@@ -164,7 +171,8 @@ fn a_clip_in_the_update_is_a_gradient_scaled_before() {
 
 #[test]
 fn parameters_are_rounded_though_their_update_panics() {
-    let (mut parameters, gradient) = (vec![1.0; 3 * UPDATE_BLOCK], vec![1.0; 3 * UPDATE_BLOCK]);
+    let mut parameters = vec![1.0; 3 * UPDATE_BLOCK];
+    let gradient = vec![1.0; 3 * UPDATE_BLOCK];
     let mut rounded = HostBuffer::zeros(DType::BF16, 3 * UPDATE_BLOCK).expect("real");
     cast(rounded.values_mut(), &parameters);
     let fused = FusedUpdate {

@@ -168,14 +168,17 @@ fn quantized(map: EightBitMap, moment: &[f64]) -> Vec<f64> {
 #[test]
 fn follows_the_definition_at_each_of_many_steps() {
     let len = 600;
-    let (mut parameter, mut first, mut second) = (wave(len, 0.3), State::new(len), State::new(len));
+    let mut parameter = wave(len, 0.3);
+    let mut first = State::new(len);
+    let mut second = State::new(len);
     for number in 1..=20 {
         let step = AdamWStep { step: number, ..STEP };
         let gradient = wave(len, number as f32 * 0.7);
         let [m, v] = [first.decoded(EightBitMap::Signed), second.decoded(EightBitMap::Unsigned)];
         let before = parameter.clone();
         adamw_8bit(&step, &mut parameter, &gradient, [first.borrow(), second.borrow()]);
-        let (mut new_m, mut new_v) = (vec![0.0; len], vec![0.0; len]);
+        let mut new_m = vec![0.0; len];
+        let mut new_v = vec![0.0; len];
         for index in 0..len {
             let old = [before[index], m[index], v[index]].map(f64::from);
             let g = f64::from(gradient[index]) * f64::from(step.clip);
@@ -193,7 +196,9 @@ fn follows_the_definition_at_each_of_many_steps() {
 /// An element whose second moment is small in its block, and that has no gradient in the next step.
 #[test]
 fn an_element_without_another_gradient_moves_no_further_than_others() {
-    let (mut parameter, mut first, mut second) = (vec![0.0; 2], State::new(2), State::new(2));
+    let mut parameter = vec![0.0; 2];
+    let mut first = State::new(2);
+    let mut second = State::new(2);
     let of = |step| AdamWStep { step, learning_rate: 1e-3, weight_decay: 0.0, ..STEP };
     for (step, gradient) in [(1, [1.0, 3e-4]), (2, [1.0, 0.0])] {
         adamw_8bit(&of(step), &mut parameter, &gradient, [first.borrow(), second.borrow()]);
@@ -226,10 +231,12 @@ fn same_state(found: &[f32], expected: &[f64]) {
 
 #[test]
 fn the_bits_do_not_depend_on_the_machine_or_on_where_a_slice_is_cut_between_blocks() {
-    let (len, gradient) = (5 * EIGHT_BIT_BLOCK + 31, wave(5 * EIGHT_BIT_BLOCK + 31, 0.7));
+    let len = 5 * EIGHT_BIT_BLOCK + 31;
+    let gradient = wave(5 * EIGHT_BIT_BLOCK + 31, 0.7);
     let updated = |cuts: &[usize]| {
-        let (mut parameter, mut first, mut second) =
-            (wave(len, 0.2), State::new(len), State::new(len));
+        let mut parameter = wave(len, 0.2);
+        let mut first = State::new(len);
+        let mut second = State::new(len);
         for number in 1..=3 {
             let step = AdamWStep { step: number, ..STEP };
             for pair in cuts.windows(2) {
@@ -248,7 +255,9 @@ fn the_bits_do_not_depend_on_the_machine_or_on_where_a_slice_is_cut_between_bloc
 #[test]
 #[should_panic(expected = "the number of scales for 257 elements")]
 fn each_block_has_a_scale() {
-    let (mut parameter, mut first, mut second) = (vec![0.0; 257], State::new(257), State::new(257));
+    let mut parameter = vec![0.0; 257];
+    let mut first = State::new(257);
+    let mut second = State::new(257);
     second.1.pop();
     adamw_8bit(&STEP, &mut parameter, &[0.0; 257], [first.borrow(), second.borrow()]);
 }

@@ -21,7 +21,8 @@ fn in_f64(step: &LionStep, [p, m]: [f64; 2], gradient: f64) -> ([f64; 2], f64) {
 
 #[test]
 fn follows_the_definition_for_many_steps() {
-    let (mut parameter, mut momentum) = (wave(37, 0.3), vec![0.0; 37]);
+    let mut parameter = wave(37, 0.3);
+    let mut momentum = vec![0.0; 37];
     let mut reference: Vec<[f64; 2]> = parameter.iter().map(|p| [f64::from(*p), 0.0]).collect();
     for number in 1..=50 {
         let gradient = wave(37, number as f32 * 0.7);
@@ -42,11 +43,13 @@ fn follows_the_definition_for_many_steps() {
 fn a_slice_is_its_elements_on_every_machine() {
     let gradient = wave(1003, 0.7);
     let whole = on_both(|| {
-        let (mut parameter, mut momentum) = (wave(1003, 0.2), wave(1003, 0.1));
+        let mut parameter = wave(1003, 0.2);
+        let mut momentum = wave(1003, 0.1);
         lion(&STEP, &mut parameter, &gradient, &mut momentum);
         (parameter, momentum)
     });
-    let (mut parameter, mut momentum) = (wave(1003, 0.2), wave(1003, 0.1));
+    let mut parameter = wave(1003, 0.2);
+    let mut momentum = wave(1003, 0.1);
     for index in 0..1003 {
         let element = index..=index;
         let momentum = &mut momentum[element.clone()];
@@ -59,7 +62,8 @@ fn a_slice_is_its_elements_on_every_machine() {
 fn every_element_moves_by_the_learning_rate_unless_its_direction_is_zero() {
     let step = LionStep { learning_rate: 0.25, weight_decay: 0.0, ..STEP };
     let gradient = [1e-30, -1e30, 0.0, -0.0, 3.0];
-    let (mut parameter, mut momentum) = ([1.0; 5], [0.0, 0.0, 0.0, 0.0, -1.0]);
+    let mut parameter = [1.0; 5];
+    let mut momentum = [0.0, 0.0, 0.0, 0.0, -1.0];
     lion(&step, &mut parameter, &gradient, &mut momentum);
     // The last: 0.9 * -1 + 0.1 * 0.5 * 3 is below zero although its gradient is above.
     assert_eq!(parameter, [0.75, 1.25, 1.0, 1.0, 1.25]);

@@ -13,7 +13,8 @@ fn numbers(len: usize) -> Vec<f32> {
 }
 
 fn orthogonalized(by: &NewtonSchulz, values: &[f32], (rows, columns): (usize, usize)) -> Vec<f32> {
-    let (mut matrix, len) = (values.to_vec(), NewtonSchulz::workspace(rows, columns));
+    let mut matrix = values.to_vec();
+    let len = NewtonSchulz::workspace(rows, columns);
     by.orthogonalize(&mut matrix, (rows, columns), &mut vec![f32::NAN; len], Threads::One);
     matrix
 }
@@ -126,7 +127,8 @@ fn in_bf16_the_result_is_that_of_pytorch() {
         |row: usize, column: usize| nearest_f32((0.3 * (row * 5 + column + 1) as f64).sin());
     let wide: Vec<f32> = (0..15).map(|at| value(at / 5, at % 5)).collect();
     let tall: Vec<f32> = (0..15).map(|at| value(at % 3, at / 3)).collect();
-    let (wide, tall) = (orthogonalized(&by, &wide, (3, 5)), orthogonalized(&by, &tall, (5, 3)));
+    let wide = orthogonalized(&by, &wide, (3, 5));
+    let tall = orthogonalized(&by, &tall, (5, 3));
     for (at, expected) in expected.into_iter().enumerate() {
         for found in [wide[at], tall[at % 5 * 3 + at / 5]] {
             assert!(
@@ -148,7 +150,8 @@ fn singular_values_follow_the_polynomial_and_come_near_one() {
     let found = orthogonalized(&NewtonSchulz::default(), &matrix, (5, 9));
     let norm = values.iter().map(|value| value * value).sum::<f64>().sqrt();
     for (index, found) in found.iter().enumerate() {
-        let (row, column) = (index / 9, index % 9);
+        let row = index / 9;
+        let column = index % 9;
         let polynomial = |x: f64| 3.4445 * x - 4.775 * x.powi(3) + 2.0315 * x.powi(5);
         let own = (0..5).fold(values[row] / norm, |x, _| polynomial(x));
         let expected = if row == column { own } else { 0.0 };
@@ -167,7 +170,8 @@ fn a_matrix_of_zeros_stays_one() {
 
 #[test]
 fn the_bits_do_not_depend_on_the_threads() {
-    let (sizes, by) = ((150, 400), NewtonSchulz::default());
+    let sizes = (150, 400);
+    let by = NewtonSchulz::default();
     let alone = orthogonalized(&by, &numbers(150 * 400), sizes);
     for threads in [2, 3] {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");

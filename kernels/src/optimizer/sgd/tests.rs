@@ -32,7 +32,8 @@ fn in_f64(step: &SgdStep, [p, velocity]: [f64; 2], gradient: f64) -> [f64; 2] {
 fn follows_the_definition_for_many_steps() {
     for kind in KINDS {
         let step = SgdStep { kind, ..STEP };
-        let (mut parameter, mut velocity) = (wave(21, 0.3), vec![0.0; 21]);
+        let mut parameter = wave(21, 0.3);
+        let mut velocity = vec![0.0; 21];
         let mut reference: Vec<[f64; 2]> = parameter.iter().map(|p| [f64::from(*p), 0.0]).collect();
         for number in 1..=30 {
             let gradient = wave(21, number as f32);
@@ -54,11 +55,13 @@ fn a_slice_is_its_elements_on_every_machine() {
     for kind in KINDS {
         let step = SgdStep { kind, ..STEP };
         let whole = on_both(|| {
-            let (mut parameter, mut velocity) = (wave(1003, 0.2), wave(1003, 0.1));
+            let mut parameter = wave(1003, 0.2);
+            let mut velocity = wave(1003, 0.1);
             sgd(&step, &mut parameter, &gradient, Some(&mut velocity));
             (parameter, velocity)
         });
-        let (mut parameter, mut velocity) = (wave(1003, 0.2), wave(1003, 0.1));
+        let mut parameter = wave(1003, 0.2);
+        let mut velocity = wave(1003, 0.1);
         for index in 0..1003 {
             let velocity = Some(&mut velocity[index..=index]);
             sgd(&step, &mut parameter[index..=index], &gradient[index..=index], velocity);

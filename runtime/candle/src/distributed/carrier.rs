@@ -63,7 +63,8 @@ impl Carrier for Candle {
 
     fn backward(loss: &Tensor, last: Option<&Tensor>) -> Result<GradStore, Error> {
         if loss.elem_count() != 1 || loss.dtype().is_int() {
-            let (shape, dtype) = (loss.shape(), loss.dtype().as_str());
+            let shape = loss.shape();
+            let dtype = loss.dtype().as_str();
             let what = format!("a loss must be one float, this one is {shape:?} of {dtype}");
             return Err(candle_core::Error::Msg(what).into());
         }
@@ -317,13 +318,15 @@ fn rows(call: &CarrierCall<'_, Tensor>) -> Result<usize, Error> {
 /// Returns the number of rows of all members together. Refuses rows without elements whose number
 /// overflows `usize`.
 fn rows_of_all(call: &CarrierCall<'_, Tensor>) -> Result<usize, Error> {
-    let (rows, size) = (rows(call)?, call.group.size());
+    let rows = rows(call)?;
+    let size = call.group.size();
     let what = || format!("the input has {rows} rows, and those of {size} members overflow");
     rows.checked_mul(size).ok_or_else(|| refuse(call, what()))
 }
 
 fn own_rows(call: &CarrierCall<'_, Tensor>) -> Result<usize, Error> {
-    let (rows, size) = (rows(call)?, call.group.size());
+    let rows = rows(call)?;
+    let size = call.group.size();
     if rows.is_multiple_of(size) {
         return Ok(rows / size);
     }
@@ -381,7 +384,8 @@ mod tests {
         let input = input.as_tensor().clone();
         let group = &hsdp::World::single().world_group(Channel::User);
         let collective = &Collective::Broadcast { root: 0, output: Copies::Replicate };
-        let (tag, record) = (Tag::default(), Recording::Gradients);
+        let tag = Tag::default();
+        let record = Recording::Gradients;
         let call = CarrierCall { collective, input: &input, group, tag, after: None, record };
         let (output, backward) =
             collective.forward(group, tag, vec![1.0, 2.0]).expect("a group of one rank");

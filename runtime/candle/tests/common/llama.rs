@@ -96,7 +96,8 @@ struct Mlp {
 
 impl Mlp {
     fn load(vb: VarBuilder<'_>, config: &Config) -> Result<Self> {
-        let (size, inner) = (config.hidden, config.intermediate);
+        let size = config.hidden;
+        let inner = config.intermediate;
         Ok(Self {
             gate_proj: linear_no_bias(size, inner, vb.pp("gate_proj"))?,
             up_proj: linear_no_bias(size, inner, vb.pp("up_proj"))?,

@@ -40,7 +40,8 @@ fn same(
         Ok((y.tensor().dims().to_vec(), [numbers(y.tensor())?, of(&other)?].concat()))
     });
     let want = || -> Result<_, Error> {
-        let (x, other) = (variable(VALUES)?.abs()?, variable(OTHERS)?);
+        let x = variable(VALUES)?.abs()?;
+        let other = variable(OTHERS)?;
         let y = candles(&x, &other)?;
         let gradients = weighted(&y)?.backward()?;
         let of_other =
@@ -177,7 +178,8 @@ fn sums_means_and_factors_in_16_bits_are_rounded_once() {
                 let one = |value: &Tensor| -> CandleResult<f64> {
                     value.flatten_all()?.get(0)?.to_dtype(DType::F64)?.to_scalar()
                 };
-                let (number, some) = (f64::from(number), x.narrow(0, 0, 7)?);
+                let number = f64::from(number);
+                let some = x.narrow(0, 0, 7)?;
                 for (name, got, want) in [
                     ("scale", one(x.scale(1.0 / 7.0)?.tensor())?, number / 7.0),
                     ("add_constant", one(x.add_constant(1.0 / 7.0)?.tensor())?, number + 1.0 / 7.0),

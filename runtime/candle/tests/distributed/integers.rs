@@ -31,7 +31,8 @@ fn every_collective_but_a_scan() {
     use AxisState::{Invariant, Partial, Replicate, Varying};
     let all = |values: &[i64]| [Some(values.to_vec()), Some(values.to_vec())];
     let each = |one: &[i64], other: &[i64]| [Some(one.to_vec()), Some(other.to_vec())];
-    let (sum, max) = (Reducer::Sum, Reducer::Max);
+    let sum = Reducer::Sum;
+    let max = Reducer::Max;
     let splits = Collective::AllToAll { send: vec![1, 1], receive: vec![1, 1] };
     let swap = Collective::Permute { destinations: vec![Some(1), Some(0)] };
     let product = Collective::AllReduce { reducer: Reducer::Product, output: COPIES };

@@ -59,8 +59,8 @@ fn a_linear_layer_by_columns_then_rows() {
     // replicate axis. The gradients are those of the whole: of W, x^T 1 V^T.
     let seen = ranks(4, |world| {
         let tape = mesh(&world)?;
-        let (replica, shard) =
-            ((world.rank().index() / 2) as f64, (world.rank().index() % 2) as f64);
+        let replica = (world.rank().index() / 2) as f64;
+        let shard = (world.rank().index() % 2) as f64;
         let x: Dist<Varying, Invariant> =
             tape.assume(Tensor::new(&[[1.0 + replica, 2.0]], &Device::Cpu)?);
         let columns = Var::new(&[[1.0 + shard], [3.0 + shard]], &Device::Cpu)?;

@@ -36,7 +36,8 @@ fn an_expression_is_written_in_another_order_on_each_rank() {
     // An all_gather and a max have a reduce_scatter and two all_reduces as backwards: if ranks ran these in different
     // orders, the collectives would fail.
     let of_both = |member: &Member, x: &Tagged| {
-        let (a, b) = (x.everywhere(&GATHER)?.map(sum)?, x.everywhere(&MAX)?.map(sum)?);
+        let a = x.everywhere(&GATHER)?.map(sum)?;
+        let b = x.everywhere(&MAX)?.map(sum)?;
         match member.rank {
             0 => a.zip_sum(&b, |a, b| Ok((a + b)?)),
             _ => b.zip_sum(&a, |b, a| Ok((b + a)?)),
@@ -62,7 +63,8 @@ fn two_of_the_same_kind_are_not_exchanged() {
 #[test]
 fn a_loss_that_an_output_does_not_reach() {
     let of_max = |member: &Member, x: &Tagged| {
-        let (a, b) = (x.everywhere(&GATHER)?.map(sum)?, x.everywhere(&MAX)?.map(sum)?);
+        let a = x.everywhere(&GATHER)?.map(sum)?;
+        let b = x.everywhere(&MAX)?.map(sum)?;
         match member.rank {
             0 => a.zip_sum(&b, |a, b| Ok((a + b)?)),
             _ => Ok(b),
@@ -108,7 +110,8 @@ fn two_losses_of_one_tape_and_one_of_them_twice() {
         let one = x.everywhere(&GATHER)?.map(|x| sum(&x.sqr()?))?;
         let other = x.everywhere(&MAX)?.map(sum)?;
         let first = gradient(&one, &x)?;
-        let (second, again) = (gradient(&other, &x)?, gradient(&one, &x)?);
+        let second = gradient(&other, &x)?;
+        let again = gradient(&one, &x)?;
         assert_same(&again, &first, "the same loss again");
         Ok([first, second].concat())
     });

@@ -28,7 +28,8 @@ fn batch(start: usize, rows: usize, (salt, dtype): (usize, DType)) -> Result<Ten
 fn whole(dtype: DType) -> Result<[Vec<f64>; 2], Error> {
     let rows = ROWS.iter().sum();
     let x = batch(0, rows, (0, dtype))?;
-    let (scale, targets) = (batch(0, 1, (1, dtype))?, batch(0, rows, (2, dtype))?.detach());
+    let scale = batch(0, 1, (1, dtype))?;
+    let targets = batch(0, rows, (2, dtype))?.detach();
     let centred = x.broadcast_sub(&x.mean_keepdim(0)?)?;
     let variance = centred.sqr()?.mean_keepdim(0)?;
     let normal = centred.broadcast_div(&(variance + EPSILON)?.sqrt()?)?;
@@ -42,7 +43,8 @@ fn whole(dtype: DType) -> Result<[Vec<f64>; 2], Error> {
 fn by_ranks(dtype: DType) -> Vec<[Vec<f64>; 2]> {
     ranks(4, |world| {
         let member = Member::new(&world, dtype)?;
-        let (start, rows) = (ROWS[..member.rank].iter().sum(), ROWS[member.rank]);
+        let start = ROWS[..member.rank].iter().sum();
+        let rows = ROWS[member.rank];
         let all = ROWS.iter().sum::<usize>() as f64;
         let x: Dist<Invariant, Varying> = member.tape.assume(batch(start, rows, (0, dtype))?);
         let scale: Dist<Invariant, Replicate> = member.tape.assume(batch(0, 1, (1, dtype))?);

@@ -61,7 +61,8 @@ fn contrast(one: &Own, partners: &Copied, rank: usize) -> Result<Own, Error> {
 fn by_ranks(dtype: DType) -> Vec<[Vec<f64>; 4]> {
     ranks(RANKS, |world| {
         let member = Member::new(&world, dtype)?;
-        let (tape, start) = (&member.tape, member.rank * BATCH);
+        let tape = &member.tape;
+        let start = member.rank * BATCH;
         let [v, w]: [Copied; 2] = [
             tape.assume(tensor(0, WIDTH, (0, dtype))?),
             tape.assume(tensor(0, WIDTH, (1, dtype))?),

@@ -118,8 +118,8 @@ fn elements_of_16_bits_are_written_as_f32() {
     let fixture = Fixture::new();
     let mut lease = fixture.store().lease("test").expect("free");
     let draft = lease.begin(1).expect("new");
-    let (halves, brains) =
-        ([0.5, -6.1e-5].map(f16::from_f32), [1e30, f32::NAN].map(bf16::from_f32));
+    let halves = [0.5, -6.1e-5].map(f16::from_f32);
+    let brains = [1e30, f32::NAN].map(bf16::from_f32);
     let slice = |tensor, values| Slice { tensor, shape: &[2], offset: 0, values };
     let slices = [slice("a", Elements::F16(&halves)), slice("b", Elements::BF16(&brains))];
     draft.place().write(Writer { index: 0, of: 1 }, &slices).expect("written");

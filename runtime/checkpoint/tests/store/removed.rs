@@ -57,7 +57,8 @@ fn what_is_in_its_place_and_broken_is_damage() {
 /// A store whose writer removes the newest generation, and saves another, before a reader opens the
 /// file of that name.
 fn removing(fixture: &Fixture, name: &'static str) -> Store {
-    let (of, has_removed) = (fixture.store(), AtomicBool::new(false));
+    let of = fixture.store();
+    let has_removed = AtomicBool::new(false);
     let path = fixture.path(2);
     let files = Hooked::by(move |operation, opened| {
         let is_meant =
@@ -105,7 +106,8 @@ fn a_generation_that_is_listed_late_is_found_under_its_name() {
 fn readers_beside_a_writer_find_no_damage() {
     let fixture = Fixture::saved(&[1, 2]);
     let store = fixture.store();
-    let (has_ended, looks) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let has_ended = AtomicBool::new(false);
+    let looks = AtomicUsize::new(0);
     thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {

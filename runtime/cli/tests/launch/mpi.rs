@@ -217,7 +217,8 @@ fn a_signal_after_the_end_of_an_attempt_starts_no_other() {
     let mut job = Job::spawn(launch);
     let line = job.lines(1).remove(0);
     let pid = line.strip_prefix("[mpirun] ").expect("a line of mpirun").trim().to_owned();
-    let (pid, began) = (Path::new("/proc").join(pid), Instant::now());
+    let pid = Path::new("/proc").join(pid);
+    let began = Instant::now();
     while pid.exists() {
         assert!(began.elapsed() < PATIENCE, "mpirun is not reaped");
         thread::yield_now();

@@ -102,7 +102,8 @@ fn a_reader_that_stands_still_does_not_keep_a_signal_from_the_ranks() {
 /// writer and the reader wait for a core one after the other.
 pub(crate) fn until_still(file: &Path) {
     let began = Instant::now();
-    let (mut last, mut since) = (Vec::new(), began);
+    let mut last = Vec::new();
+    let mut since = began;
     while last.is_empty() || since.elapsed() < Duration::from_millis(900) {
         let now = fs::read(file).unwrap_or_default();
         if now != last {

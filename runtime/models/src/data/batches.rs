@@ -66,7 +66,8 @@ fn parse(
     let held_out = held_out(&file, config)?;
     let batch = of_step / (ranks * microbatches);
     let training = TrainingData::Batches { sequences, of_step, microbatches };
-    let (digest, warnings) = (Digest::of(bytes), Vec::new());
+    let digest = Digest::of(bytes);
+    let warnings = Vec::new();
     Ok(Data { training, held_out, batch, length, item: "token", digest, warnings })
 }
 
@@ -96,7 +97,8 @@ fn sequences(
         return Err(format!("{labels} has shape {other:?}, and {ids} {shape:?}"));
     }
     let length = shape.last().copied().unwrap_or_default();
-    let (most, vocabulary) = (config.max_position_embeddings, config.vocab_size);
+    let most = config.max_position_embeddings;
+    let vocabulary = config.vocab_size;
     if length == 0 || length > most {
         return Err(format!(
             "a sequence of {ids} has {length} tokens: the model reads 1 to {most}"

@@ -40,7 +40,8 @@ impl Tokens {
     #[must_use]
     pub fn characters(text: &str) -> Self {
         let characters = Characters::of(text);
-        let (ids, vocabulary) = (characters.tokens().to_vec(), characters.vocabulary());
+        let ids = characters.tokens().to_vec();
+        let vocabulary = characters.vocabulary();
         let digest = Digest::of(text.as_bytes());
         Self { ids, vocabulary, item: "character", digest, warnings: Vec::new() }
     }
@@ -52,7 +53,8 @@ impl Tokens {
     /// [`DataError`]: also if there is no tokenizer, or if it finds a token in the text that the
     /// model does not have.
     pub fn of_folder(model: &Pretrained, text: &str) -> Result<Self, DataError> {
-        let (folder, config) = (model.path(), model.config());
+        let folder = model.path();
+        let config = model.config();
         let path = folder.join(TOKENIZER);
         if !path.exists() {
             return Err(DataError::NoTokenizer { folder: folder.to_owned() });
@@ -66,7 +68,8 @@ impl Tokens {
         whole.map_err(|error| failed(folder, &*error))?;
         let encoding = tokenizer.encode_fast(text, false);
         let encoding = encoding.map_err(|error| failed(folder, &*error))?;
-        let (ids, vocabulary) = (encoding.get_ids().to_vec(), config.vocab_size);
+        let ids = encoding.get_ids().to_vec();
+        let vocabulary = config.vocab_size;
         if let Some(token) = ids.iter().copied().find(|token| *token as usize >= vocabulary) {
             let folder = folder.to_owned();
             return Err(DataError::UnknownToken { folder, token, vocabulary });

@@ -35,8 +35,11 @@ impl Attention {
     /// # Errors
     /// The errors of `vb`.
     pub fn load(vb: &VarBuilder<'_>, index: usize, config: &DecoderConfig) -> Result<Self> {
-        let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
-        let (size, head_dim, biases) = (config.hidden_size, config.head_dim, config.biases);
+        let heads = config.num_attention_heads;
+        let kv_heads = config.num_key_value_heads;
+        let size = config.hidden_size;
+        let head_dim = config.head_dim;
+        let biases = config.biases;
         let linear = |name, inputs, outputs, has_bias| {
             let linear = Linear::load_adapted(vb.pp(name), inputs, outputs, config)?;
             if has_bias { linear.with_bias(&vb.pp(name)) } else { Ok(linear) }

@@ -74,7 +74,8 @@ impl Embedding {
     /// # Errors
     /// The errors of `vb`.
     pub fn load(vb: &VarBuilder<'_>, config: &DecoderConfig) -> Result<Self> {
-        let (padding, scale) = (config.pad_token_id, config.embedding_scale);
+        let padding = config.pad_token_id;
+        let scale = config.embedding_scale;
         Ok(Self { weight: embedding_weight(vb, config)?, padding, scale })
     }
 }
@@ -153,7 +154,8 @@ impl Mlp {
     /// # Errors
     /// The errors of `vb`.
     pub fn load(vb: &VarBuilder<'_>, config: &DecoderConfig) -> Result<Self> {
-        let (size, inner) = (config.hidden_size, config.intermediate_size);
+        let size = config.hidden_size;
+        let inner = config.intermediate_size;
         let linear = |name, inputs, outputs| {
             let linear = Linear::load(vb.pp(name), inputs, outputs, config)?;
             if config.biases.mlp { linear.with_bias(&vb.pp(name)) } else { Ok(linear) }

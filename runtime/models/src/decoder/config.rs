@@ -600,7 +600,8 @@ impl DecoderConfig {
 
     /// Checks that heads divide the width, as transformers requires for some families.
     pub(super) fn check_division(&self) -> Result<(), DecoderConfigError> {
-        let (size, heads) = (self.hidden_size, self.num_attention_heads);
+        let size = self.hidden_size;
+        let heads = self.num_attention_heads;
         match heads == 0 || size.is_multiple_of(heads) {
             true => Ok(()),
             false => wrong("hidden_size", size, format!("a multiple of {heads} heads")),
@@ -617,7 +618,8 @@ impl DecoderConfig {
     /// # Errors
     /// [`DecoderConfigError::Size`]
     pub fn check(&self) -> Result<(), DecoderConfigError> {
-        let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
+        let heads = self.num_attention_heads;
+        let kv_heads = self.num_key_value_heads;
         for (name, value) in [
             ("vocab_size", self.vocab_size),
             ("hidden_size", self.hidden_size),
@@ -693,7 +695,8 @@ pub(super) fn wrong<T>(
 }
 
 fn unsupported<T>(name: &str, value: String, supported: &str) -> Result<T, DecoderConfigError> {
-    let (name, supported) = (name.to_owned(), supported.to_owned());
+    let name = name.to_owned();
+    let supported = supported.to_owned();
     Err(DecoderConfigError::Unsupported { name, value, supported })
 }
 

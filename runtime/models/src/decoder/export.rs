@@ -147,7 +147,8 @@ impl Export {
         from: Option<&Pretrained>,
         decoder: &Decoder,
     ) -> Result<Self, ExportError> {
-        let (config, recorded) = (decoder.config(), decoder.recorded()?);
+        let config = decoder.config();
+        let recorded = decoder.recorded()?;
         let failed = |source| ExportError::Folder { folder: folder.to_owned(), source };
         fs::create_dir_all(folder).map_err(failed)?;
         let base = folder.canonicalize().map_err(failed)?;

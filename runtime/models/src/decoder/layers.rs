@@ -148,7 +148,8 @@ impl RmsNorm {
     /// # Errors
     /// The errors of `vb`.
     pub fn load(vb: VarBuilder<'_>, size: usize, config: &DecoderConfig) -> Result<Self> {
-        let (scale, eps) = (config.norm_scale, config.rms_norm_eps);
+        let scale = config.norm_scale;
+        let eps = config.rms_norm_eps;
         Ok(Self { weight: vb.get_with_hints(size, "weight", scale.init())?, scale, eps })
     }
 }

@@ -170,7 +170,9 @@ impl Decoder {
         rotary: &Rotary,
     ) -> Result<Tensor> {
         let name = format!("{LAYERS}.{index}");
-        let (config, rotary, path) = (Arc::clone(&self.config), rotary.clone(), name.clone());
+        let config = Arc::clone(&self.config);
+        let rotary = rotary.clone();
+        let path = name.clone();
         let forward = move |p: &dyn Parameters, x: &Tensor| {
             Block::load(&var_builder(p).pp(&path), index, &config)?.forward(x, &rotary)
         };

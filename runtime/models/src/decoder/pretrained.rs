@@ -131,7 +131,8 @@ impl Pretrained {
             );
             return Err(contradiction(problem));
         }
-        let (mut embedding, mut unused) = (EMBEDDING, BTreeSet::new());
+        let mut embedding = EMBEDDING;
+        let mut unused = BTreeSet::new();
         if config.tie_word_embeddings {
             match (folder.dtype(EMBEDDING), folder.dtype(LM_HEAD)) {
                 (Some(_), Some(_)) if are_equal(&folder, &config)? => {
@@ -203,7 +204,8 @@ impl Pretrained {
         if problems.is_empty() {
             return Ok(model);
         }
-        let (path, problem) = (self.path.clone(), listed(&problems, "; "));
+        let path = self.path.clone();
+        let problem = listed(&problems, "; ");
         Err(PretrainedError::Changed { path, problem })
     }
 
@@ -252,7 +254,8 @@ fn check_generation(folder: &Path, config: &DecoderConfig) -> Option<String> {
         Ok(json) => json,
         Err(error) => return Some(format!("{GENERATION} cannot be read: {error}")),
     };
-    let (row, token) = (config.pad_token_id?, json.get("pad_token_id")?);
+    let row = config.pad_token_id?;
+    let token = json.get("pad_token_id")?;
     let other = token.as_i64().and_then(|token| padding_row(token, config.vocab_size).ok());
     (!token.is_null() && other != Some(row)).then(|| {
         let token = shown(token);
@@ -263,7 +266,8 @@ fn check_generation(folder: &Path, config: &DecoderConfig) -> Option<String> {
 /// Returns whether the two tensors of a tied pair have the same shape and values.
 fn are_equal(folder: &Folder, config: &DecoderConfig) -> Result<bool, FolderError> {
     let shapes: BTreeMap<&str, &[u64]> = folder.tensors().collect();
-    let (one, other) = (shapes[EMBEDDING], shapes[LM_HEAD]);
+    let one = shapes[EMBEDDING];
+    let other = shapes[LM_HEAD];
     let elements = config.vocab_size.checked_mul(config.hidden_size);
     let size = one.iter().try_fold(1_u64, |size, dim| size.checked_mul(*dim));
     // A pair of another shape than the model's is refused later.

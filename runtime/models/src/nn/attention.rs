@@ -137,7 +137,8 @@ impl CustomOp1 for AttentionOp {
 
     fn bwd(&self, qkv: &Tensor, _output: &Tensor, g: &Tensor) -> Result<Option<Tensor>> {
         let g = g.detach().contiguous()?;
-        let (lent, lent_g) = (LentTensor::of(qkv), LentTensor::of(&g));
+        let lent = LentTensor::of(qkv);
+        let lent_g = LentTensor::of(&g);
         with_element!(qkv.dtype(), NAME, T => {
             let gradients = self.backward([lent.elements::<T>()?; 3], [true; 3], lent_g.elements()?)?;
             let mut of_qkv = zeros::<T>(qkv.elem_count());
@@ -176,7 +177,8 @@ impl CustomOp3 for AttentionOp {
         g: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let g = g.detach().contiguous()?;
-        let (lent, lent_g) = ([q, k, v].map(LentTensor::of), LentTensor::of(&g));
+        let lent = [q, k, v].map(LentTensor::of);
+        let lent_g = LentTensor::of(&g);
         with_element!(q.dtype(), NAME, T => {
             let [of_q, of_k, of_v] = lent.each_ref().map(LentTensor::elements::<T>);
             let tracked = [q, k, v].map(Tensor::track_op);
@@ -298,7 +300,8 @@ impl HeadPlace {
 
     /// Returns the start of each row of a group, head by head and by position in each head.
     fn rows(self, group: usize) -> impl Iterator<Item = usize> {
-        let (batch, group) = (group / self.groups, group % self.groups);
+        let batch = group / self.groups;
+        let group = group % self.groups;
         let heads = group * self.shared..(group + 1) * self.shared;
         heads.flat_map(move |head| {
             let start = self.start + batch * self.positions * self.stride + head * self.dim;
@@ -401,10 +404,12 @@ impl HeadGroup<'_> {
 
     /// Returns the output, from queries, keys and values.
     fn forward(&self, [q, k, v]: [&[f32]; 3]) -> Vec<f32> {
-        let (mut output, dim) = (vec![0.0; q.len()], self.sizes.dim);
+        let mut output = vec![0.0; q.len()];
+        let dim = self.sizes.dim;
         let mut room = self.room();
         for block in self.blocks() {
-            let (queries, keys) = (block.queries.clone(), block.keys.clone());
+            let queries = block.queries.clone();
+            let keys = block.keys.clone();
             let shares = &mut room[..block.scores()];
             let output = &mut output[queries.start * dim..queries.end * dim];
             let q = self.matrix(q, queries.clone());
@@ -425,7 +430,8 @@ impl HeadGroup<'_> {
         let [mut of_q, mut of_k, mut of_v] = [zeros(0, q), zeros(1, k), zeros(2, v)];
         let mut room = [self.room(), self.room()];
         for block in self.blocks() {
-            let (queries, keys) = (block.queries.clone(), block.keys.clone());
+            let queries = block.queries.clone();
+            let keys = block.keys.clone();
             let [shares, of_scores] = room.each_mut().map(|room| &mut room[..block.scores()]);
             let [q, g] = [q, g].map(|values| self.matrix(values, queries.clone()));
             let [k, v] = [k, v].map(|values| self.matrix(values, keys.clone()));

@@ -107,7 +107,8 @@ pub fn softmax_of_scores(products: &Tensor, scores: &Scores<'_>) -> Result<Tenso
 /// The errors of candle.
 pub fn attention([q, k, v]: [&Tensor; 3], scores: &Scores<'_>) -> Result<Tensor> {
     let (batch, queries, heads, dim) = q.dims4()?;
-    let (keys, groups) = (k.dim(1)?, k.dim(2)?);
+    let keys = k.dim(1)?;
+    let groups = k.dim(2)?;
     let by_head = |x: &Tensor| x.transpose(1, 2)?.contiguous();
     // One product takes the heads of a group, one below the other, so keys and values are not
     // repeated.
@@ -119,7 +120,9 @@ pub fn attention([q, k, v]: [&Tensor; 3], scores: &Scores<'_>) -> Result<Tensor>
         }
         _ => (q.clone(), scores.scale),
     };
-    let (q, k, v) = (grouped(&q)?, grouped(k)?, grouped(v)?);
+    let q = grouped(&q)?;
+    let k = grouped(k)?;
+    let v = grouped(v)?;
     let products = q.matmul(&k.t()?)?.reshape((batch, heads, queries, keys))?;
     let scores = Scores { scale, ..*scores };
     let shares = match scores.mask {
@@ -158,9 +161,11 @@ pub fn attention_packed(qkv: &Tensor, scores: &Scores<'_>) -> Result<Tensor> {
 /// Returns a mask `[queries, keys]`, 0 where a query may attend and minus infinity where it may
 /// not.
 fn causal_mask(scores: &Tensor, window: usize) -> Result<Tensor> {
-    let (queries, keys) = (scores.dim(D::Minus2)?, scores.dim(D::Minus1)?);
+    let queries = scores.dim(D::Minus2)?;
+    let keys = scores.dim(D::Minus1)?;
     let is_visible = |index: usize| {
-        let (end, key) = (index / keys + keys - queries + 1, index % keys);
+        let end = index / keys + keys - queries + 1;
+        let key = index % keys;
         (end.saturating_sub(window)..end).contains(&key)
     };
     let mask: Vec<f32> = (0..queries * keys)
@@ -206,7 +211,8 @@ pub fn rope_interleaved(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor
 
 /// Appends the elements of `x` that were not rotated.
 fn with_rest(rotated: &Tensor, x: &Tensor) -> Result<Tensor> {
-    let (rotated, start) = (rotated.to_dtype(x.dtype())?, rotated.dim(D::Minus1)?);
+    let start = rotated.dim(D::Minus1)?;
+    let rotated = rotated.to_dtype(x.dtype())?;
     match x.dim(D::Minus1)? - start {
         0 => Ok(rotated),
         rest => Tensor::cat(&[rotated, x.narrow(D::Minus1, start, rest)?], D::Minus1),
@@ -217,7 +223,8 @@ fn with_rest(rotated: &Tensor, x: &Tensor) -> Result<Tensor> {
 fn rotated([first, second]: [Tensor; 2], [cos, sin]: [&Tensor; 2]) -> Result<[Tensor; 2]> {
     let length = first.dim(first.rank() - 3)?;
     let table = |table: &Tensor| table.narrow(0, 0, length)?.unsqueeze(1)?.to_dtype(DType::F32);
-    let (cos, sin) = (table(cos)?, table(sin)?);
+    let cos = table(cos)?;
+    let sin = table(sin)?;
     let turned = (first.broadcast_mul(&cos)? - second.broadcast_mul(&sin)?)?;
     Ok([turned, (second.broadcast_mul(&cos)? + first.broadcast_mul(&sin)?)?])
 }

@@ -146,7 +146,8 @@ impl CustomOp1 for Op {
 
     fn bwd(&self, logits: &Tensor, _sum: &Tensor, g: &Tensor) -> Result<Option<Tensor>> {
         let g = g.to_scalar::<f32>()?;
-        let (lent, width) = (LentTensor::of(logits), last_dim(NAME, logits)?);
+        let lent = LentTensor::of(logits);
+        let width = last_dim(NAME, logits)?;
         with_element!(logits.dtype(), NAME, T => {
             gradient(logits, self.backward(lent.elements::<T>()?, g, width))
         })

@@ -177,7 +177,8 @@ pub(super) fn check_weight(
     (name, weight): (&str, &Tensor),
 ) -> Result<()> {
     if weight.dims() != [last_dim(op, x)?] {
-        let (x, weight) = (x.dims(), weight.dims());
+        let x = x.dims();
+        let weight = weight.dims();
         bail!(
             "{op}: the {name} has the shape {weight:?}, and the last dim of x, {x:?}, needs one dim of its length"
         )

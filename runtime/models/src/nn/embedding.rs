@@ -88,7 +88,8 @@ struct EmbeddingOp {
 impl EmbeddingOp {
     /// Sums the gradients of each row, in f32.
     fn sums(&self, weight: &Tensor, g: &Tensor) -> Result<Vec<f32>> {
-        let (lent, (count, width)) = (LentTensor::of(g), weight.dims2()?);
+        let lent = LentTensor::of(g);
+        let (count, width) = weight.dims2()?;
         let g = lent.wide(NAME)?;
         let mut sums = vec![0.0; count * width];
         let rows = self.rows.iter().zip(g.chunks(width.max(1)));

@@ -23,7 +23,8 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
     if !x.device().is_cpu() {
         return composed::linear(x, weight, bias);
     }
-    let (x, weight) = (x.contiguous()?, weight.contiguous()?);
+    let x = x.contiguous()?;
+    let weight = weight.contiguous()?;
     match bias {
         Some(bias) => x.apply_op3(&weight, &bias.contiguous()?, LinearOp),
         None => x.apply_op2(&weight, LinearOp),
@@ -65,7 +66,8 @@ fn forward(
     let count = count(&dims);
     let inputs = dims.pop().unwrap_or_default();
     let outputs = weight_layout.dims()[0];
-    let (wide_x, weight) = (wide(NAME, x, x_layout)?, wide(NAME, weight, weight_layout)?);
+    let wide_x = wide(NAME, x, x_layout)?;
+    let weight = wide(NAME, weight, weight_layout)?;
     let (mut y, fold) = match bias {
         Some(bias) => (bias.repeat(count), Fold::Add),
         None => (vec![0.0; count * outputs], Fold::Replace),
@@ -78,10 +80,12 @@ fn forward(
 
 /// Returns the gradients of `x` and the weight that candle tracks.
 fn backward([x, weight, g]: [&Tensor; 3]) -> Result<[Option<Tensor>; 2]> {
-    let (lent_x, lent_weight, lent_g) =
-        (LentTensor::of(x), LentTensor::of(weight), LentTensor::of(g));
+    let lent_x = LentTensor::of(x);
+    let lent_weight = LentTensor::of(weight);
+    let lent_g = LentTensor::of(g);
     let (outputs, inputs) = weight.dims2()?;
-    let (wide_g, count) = (lent_g.wide(NAME)?, count(x.dims()));
+    let wide_g = lent_g.wide(NAME)?;
+    let count = count(x.dims());
     let g = Matrix::new(&wide_g, count, outputs);
     let of_x = wide_gradient(x, || {
         let weight = lent_weight.wide(NAME)?;
@@ -103,7 +107,8 @@ fn product(factors: [Matrix<'_>; 2], like: &Tensor) -> Vec<f32> {
 
 /// Returns the gradient of the bias, the sum over the rows.
 fn of_bias(bias: &Tensor, g: &Tensor) -> Result<Option<Tensor>> {
-    let (lent_g, outputs) = (LentTensor::of(g), bias.elem_count());
+    let lent_g = LentTensor::of(g);
+    let outputs = bias.elem_count();
     wide_gradient(bias, || {
         let g = lent_g.wide(NAME)?;
         let rows = Rows::<f32, 1> { inputs: [&g], width: outputs };

@@ -141,8 +141,9 @@ impl CustomOp3 for LayerNorm {
         g: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let g = g.detach().contiguous()?;
-        let (lent, lent_weight, lent_g) =
-            (LentTensor::of(x), LentTensor::of(weight), LentTensor::of(&g));
+        let lent = LentTensor::of(x);
+        let lent_weight = LentTensor::of(weight);
+        let lent_g = LentTensor::of(&g);
         with_element!(x.dtype(), LAYER_NORM, T => {
             let inputs = [lent.elements::<T>()?, lent_g.elements::<T>()?];
             let (of_x, of) = self.backward(inputs, &lent_weight.wide(LAYER_NORM)?);
@@ -238,8 +239,9 @@ impl CustomOp2 for RmsNormOp {
         g: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let g = g.detach().contiguous()?;
-        let (lent, lent_weight, lent_g) =
-            (LentTensor::of(x), LentTensor::of(weight), LentTensor::of(&g));
+        let lent = LentTensor::of(x);
+        let lent_weight = LentTensor::of(weight);
+        let lent_g = LentTensor::of(&g);
         with_element!(x.dtype(), RMS_NORM, T => {
             let inputs = [lent.elements::<T>()?, lent_g.elements::<T>()?];
             let (of_x, of_weight) = self.backward(inputs, &lent_weight.wide(RMS_NORM)?);

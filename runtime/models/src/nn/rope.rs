@@ -150,7 +150,8 @@ impl CustomOp3 for RopeOp {
         sin: &CpuStorage,
         sin_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
-        let (cos, sin) = (wide(self.name, cos, cos_layout)?, wide(self.name, sin, sin_layout)?);
+        let cos = wide(self.name, cos, cos_layout)?;
+        let sin = wide(self.name, sin, sin_layout)?;
         let angles = Angles { cos: &cos, sin: &sin, sign: 1.0 };
         let dims = [x_layout.dims(), cos_layout.dims()];
         with_element!(x.dtype(), self.name, T => {
@@ -169,9 +170,11 @@ impl CustomOp3 for RopeOp {
         g: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let g = g.detach().contiguous()?;
-        let (lent_g, lent_cos, lent_sin) =
-            (LentTensor::of(&g), LentTensor::of(tables), LentTensor::of(sin));
-        let (cos, sin) = (lent_cos.wide(self.name)?, lent_sin.wide(self.name)?);
+        let lent_g = LentTensor::of(&g);
+        let lent_cos = LentTensor::of(tables);
+        let lent_sin = LentTensor::of(sin);
+        let cos = lent_cos.wide(self.name)?;
+        let sin = lent_sin.wide(self.name)?;
         let angles = Angles { cos: &cos, sin: &sin, sign: -1.0 };
         let dims = [x, tables].map(Tensor::dims);
         with_element!(g.dtype(), self.name, T => {

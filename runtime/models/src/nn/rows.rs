@@ -201,7 +201,8 @@ pub(super) fn sum(row: &[f32], term: impl Fn(f32) -> f32) -> f32 {
 #[inline(always)]
 pub(super) fn sum_of_pairs(a: &[f32], b: &[f32], term: impl Fn(f32, f32) -> f32) -> f32 {
     let mut lanes = [0.0; LANES];
-    let (mut a, mut b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
+    let mut a = a.chunks_exact(LANES);
+    let mut b = b.chunks_exact(LANES);
     for (a, b) in a.by_ref().zip(b.by_ref()) {
         for (lane, (a, b)) in lanes.iter_mut().zip(a.iter().zip(b)) {
             *lane += term(*a, *b);

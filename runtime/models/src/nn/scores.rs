@@ -202,7 +202,8 @@ impl SoftmaxKernel<'_> {
         let [of_products] = rows.map(|row, [products, g], [of_products]| {
             let visible = self.visible(row);
             let shares = shown(of_products, visible.clone());
-            let (products, g) = (&products[visible.clone()], &g[visible]);
+            let products = &products[visible.clone()];
+            let g = &g[visible];
             shares.copy_from_slice(products);
             self.shares(row, shares);
             let mean = sum_of_pairs(shares, g, |share, g| share * g);
@@ -323,7 +324,8 @@ impl CustomOp1 for Softmax {
 
     fn bwd(&self, scores: &Tensor, _shares: &Tensor, g: &Tensor) -> Result<Option<Tensor>> {
         let g = g.detach().contiguous()?;
-        let (lent, lent_g) = (LentTensor::of(scores), LentTensor::of(&g));
+        let lent = LentTensor::of(scores);
+        let lent_g = LentTensor::of(&g);
         let width = last_dim(NAME, scores)?;
         with_element!(scores.dtype(), NAME, T => {
             let inputs = [lent.elements::<T>()?, lent_g.elements::<T>()?];

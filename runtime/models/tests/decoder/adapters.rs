@@ -36,7 +36,8 @@ fn adapted(decoder: &Decoder) -> Vec<String> {
 #[test]
 fn adapters_of_each_family_train_and_the_rest_is_frozen() {
     for (folder, mesh) in families().iter().zip(["1x4", "2x2"].into_iter().cycle()) {
-        let (model, batches) = (folder.join("model"), Batches::read(folder));
+        let model = folder.join("model");
+        let batches = Batches::read(folder);
         let decoder = decoder(&model).with_lora(LORA);
         let want = Stock::read(&decoder, &model, Arithmetic::Decoder).train(&batches, STEPS);
         let run = |decoder| Run {
@@ -70,7 +71,8 @@ fn an_adapter_of_each_family_is_that_of_peft() {
 }
 
 fn check_peft(folder: &Path) {
-    let (model, batches) = (folder.join("model"), Batches::read(folder));
+    let model = folder.join("model");
+    let batches = Batches::read(folder);
     let [tokens, labels] = batches.held_out;
     let whole = decoder(&model);
     let mut merged = Stock::read(&whole, &model, Arithmetic::Decoder);

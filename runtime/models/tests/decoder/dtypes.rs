@@ -20,7 +20,8 @@ const CONFIG: &str = r#"{ "model_type": "llama", "vocab_size": 32, "hidden_size"
 fn a_llama_with_a_head_in_f32_trains_as_it_does_unsharded() {
     let llama = Decoder::new(DecoderConfig::from_json(CONFIG).expect("sizes"));
     let llama = llama.compute_in("root", HsdpDType::F32);
-    let (spec, recorded) = (llama.spec().expect("units"), llama.recorded().expect("parameters"));
+    let spec = llama.spec().expect("units");
+    let recorded = llama.recorded().expect("parameters");
     let tokens = Tensor::new(&[[3_u32, 1, 4, 1, 5]], &Device::Cpu).expect("ids");
     let labels = Tensor::new(&[[1_i64, 4, 1, 5, -100]], &Device::Cpu).expect("labels");
     let init = recorded.init(3);

@@ -42,7 +42,8 @@ fn run(folder: &Path, (mesh, microbatches): (&str, usize)) -> Numbers {
 fn check(folder: &Path, mesh: (&str, usize)) {
     let text = std::fs::read_to_string(folder.join("expected.json")).expect("there");
     let want: Expected = serde_json::from_str(&text).expect("numbers");
-    let (got, folder) = (run(folder, mesh), folder.display());
+    let got = run(folder, mesh);
+    let folder = folder.display();
     let names: Vec<_> = got.first.keys().cloned().collect();
     let mut parameters = want.parameters;
     parameters.sort();

@@ -142,7 +142,8 @@ impl Run {
         batches: &Batches,
         number: usize,
     ) -> Result<hsdp::Gradients, Error> {
-        let (rank, microbatches) = (model.rank(), self.microbatches);
+        let rank = model.rank();
+        let microbatches = self.microbatches;
         let mut step = model.begin_step(StepOptions::microbatches(microbatches))?;
         for microbatch in 0..microbatches {
             let place = (number, rank, microbatch);

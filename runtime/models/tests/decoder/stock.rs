@@ -150,7 +150,9 @@ impl Stock {
             };
             let [first, second] = &mut self.moments;
             let of = |all: &mut Values| std::mem::take(all.get_mut(name).expect("a parameter"));
-            let (mut value, mut one, mut two) = (of(&mut self.values), of(first), of(second));
+            let mut value = of(&mut self.values);
+            let mut one = of(first);
+            let mut two = of(second);
             kernels::adamw(&step, &mut value, gradient, &mut one, &mut two);
             for (all, it) in [(&mut self.values, value), (first, one), (second, two)] {
                 all.insert(name.clone(), it);
@@ -225,8 +227,9 @@ fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
 /// Attention with keys and values that are repeated for each query head.
 fn attention([q, k, v]: [Tensor; 3], config: &DecoderConfig) -> Result<Tensor> {
     let (sequences, length, _) = q.dims3()?;
-    let (heads, kv_heads, width) =
-        (config.num_attention_heads, config.num_key_value_heads, config.head_dim);
+    let heads = config.num_attention_heads;
+    let kv_heads = config.num_key_value_heads;
+    let width = config.head_dim;
     let split = |x: &Tensor, heads| {
         x.reshape((sequences, length, heads, width))?.transpose(1, 2)?.contiguous()
     };
@@ -248,7 +251,8 @@ fn attention([q, k, v]: [Tensor; 3], config: &DecoderConfig) -> Result<Tensor> {
 
 #[expect(clippy::cast_possible_truncation, reason = "theta is a number of f32")]
 fn rotations(length: usize, config: &DecoderConfig) -> Result<(Tensor, Tensor)> {
-    let (width, theta) = (config.head_dim, config.rope.theta as f32);
+    let width = config.head_dim;
+    let theta = config.rope.theta as f32;
     let frequencies: Vec<f32> =
         (0..width / 2).map(|pair| 1.0 / theta.powf((2 * pair) as f32 / width as f32)).collect();
     let frequencies = Tensor::new(frequencies, &Device::Cpu)?.unsqueeze(0)?;

@@ -45,7 +45,8 @@ fn merged(place: &Place) -> BTreeMap<String, Tensor> {
     let scale = config["lora_alpha"].as_f64().expect("alpha") / config["r"].as_f64().expect("r");
     let mut weights = tensors(&place.path("tuned/model.safetensors"));
     let adapters = tensors(&place.path("tuned/peft/adapter_model.safetensors"));
-    let (mut layers, mut modules) = (0, BTreeSet::new());
+    let mut layers = 0;
+    let mut modules = BTreeSet::new();
     for (name, a) in &adapters {
         let Some(layer) = name.strip_suffix(".lora_A.weight") else { continue };
         let b = &adapters[&format!("{layer}.lora_B.weight")];
@@ -76,7 +77,8 @@ fn assert_same(got: f64, want: f64, what: &str) {
 #[test]
 fn a_folder_of_each_family_is_trained_and_exported() {
     for (family, mesh) in families().iter().zip(["1x2", "2x1", "2x2"].into_iter().cycle()) {
-        let (place, name) = (Place::copy(family), family.display().to_string());
+        let place = Place::copy(family);
+        let name = family.display().to_string();
         let run = format!("{TUNE} --mesh {mesh} --steps 2 --out {{out}} --export {{tuned}}");
         place.trained(&run);
         let expected = fs::read_to_string(family.join("expected_adamw.json")).expect("a file");
@@ -95,7 +97,8 @@ fn a_folder_of_each_family_is_trained_and_exported() {
 #[test]
 fn adapters_of_each_family_are_those_of_peft() {
     for (family, mesh) in families().iter().zip(["2x2", "1x2", "2x1"].into_iter().cycle()) {
-        let (place, name) = (Place::copy(family), family.display().to_string());
+        let place = Place::copy(family);
+        let name = family.display().to_string();
         let run = format!("{TUNE} --lora 3 --mesh {mesh} --steps 2 --lr 0.05");
         place.trained(&format!("{run} --out {{out}} --export {{tuned}}"));
         let loss = held_out(&place, &place.json("tuned/config.json"), &merged(&place));

@@ -49,7 +49,8 @@ fn bad_batches_are_one_line() {
         let tensor = Tensor::full(value, shape, &Device::Cpu).and_then(|it| it.to_dtype(dtype));
         tensor.expect("a tensor")
     };
-    let (ids, labels) = ("input_ids", "labels");
+    let ids = "input_ids";
+    let labels = "labels";
     for (name, tensor, said) in [
         (
             "attention_mask",

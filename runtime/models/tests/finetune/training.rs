@@ -248,8 +248,8 @@ fn muon_with_adamw_is_the_recipe_of_a_run_of_pytorch() {
     let expected: Value = serde_json::from_str(&expected).expect("JSON");
     // The bounds of the golden runs (`llama/golden.rs`).
     for (of_step, of_run, bound) in [("loss", "losses", 2e-6), ("grad_norm", "grad_norms", 5e-5)] {
-        let (got, want) =
-            (place.of_steps("out", of_step), expected[of_run].as_array().expect("numbers"));
+        let got = place.of_steps("out", of_step);
+        let want = expected[of_run].as_array().expect("numbers");
         assert_eq!(got.len(), want.len());
         for (step, (got, want)) in got.iter().zip(want).enumerate() {
             let want = want.as_f64().expect("a number");

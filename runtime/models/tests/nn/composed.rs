@@ -11,7 +11,8 @@ const F32: f32 = 2e-6;
 /// Two roundings of nearly the same number give it or its neighbour.
 fn assert_close(got: &Tensor, want: &Tensor, what: &str) {
     assert_eq!((got.dims(), got.dtype()), (want.dims(), want.dtype()), "{what}");
-    let (got_values, want) = (flat(got), flat(want));
+    let got_values = flat(got);
+    let want = flat(want);
     let most = largest(&want);
     for (got_value, want) in got_values.iter().zip(&want) {
         let bound = F32 * most + 2.001 * rounding(got.dtype(), *want);

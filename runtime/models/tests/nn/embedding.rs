@@ -25,7 +25,8 @@ fn gradient(function: Function, weight: &Var, (ids, g): (&Tensor, &Tensor)) -> T
 #[test]
 fn rows_and_their_gradients_are_those_of_candle_in_f32() {
     let weight = Var::from_tensor(&noise(1, &[5, 3], DType::F32)).expect("a variable");
-    let (ids, g) = (ids(&[4, 0, 4, 2, 0, 4], &[2, 3]), noise(2, &[2, 3, 3], DType::F32));
+    let ids = ids(&[4, 0, 4, 2, 0, 4], &[2, 3]);
+    let g = noise(2, &[2, 3, 3], DType::F32);
     let of_candle: Function =
         |ids, weight| weight.index_select(&ids.flatten_all()?, 0)?.reshape((2, 3, 3));
     let expected = of_candle(&ids, &weight).expect("rows");
@@ -42,8 +43,8 @@ fn gradients_of_a_row_are_summed_in_f32() {
     let of = |dtype, terms: &[f32]| {
         let weight = Var::zeros((2, 1), dtype, &Device::Cpu).expect("a variable");
         let g = Tensor::from_slice(terms, (terms.len(), 1), &Device::Cpu).expect("terms");
-        let (g, ids) =
-            (g.to_dtype(dtype).expect("cast"), ids(&vec![1; terms.len()], &[terms.len()]));
+        let g = g.to_dtype(dtype).expect("cast");
+        let ids = ids(&vec![1; terms.len()], &[terms.len()]);
         BOTH.map(|(_, function)| flat(&gradient(function, &weight, (&ids, &g)))[1])
     };
     assert_eq!(of(DType::BF16, &[1.0; 300]), [300.0; 2]);
@@ -53,7 +54,8 @@ fn gradients_of_a_row_are_summed_in_f32() {
 #[test]
 fn a_weight_that_is_not_tracked_gets_no_gradient_and_no_ids_are_no_rows() {
     for (name, dtype) in DTYPES {
-        let (weight, ids) = (noise(1, &[5, 3], dtype), ids(&[], &[2, 0]));
+        let weight = noise(1, &[5, 3], dtype);
+        let ids = ids(&[], &[2, 0]);
         for (_, function) in BOTH {
             let y = function(&ids, &weight).expect("no rows");
             assert_eq!((y.dims(), y.dtype()), (&[2, 0, 3][..], dtype), "{name}");
@@ -86,7 +88,8 @@ fn a_padding_row_is_read_and_gets_no_gradient() {
         let weight =
             Tensor::from_vec(values, (5, 3), &Device::Cpu).and_then(|it| it.to_dtype(dtype));
         let weight = Var::from_tensor(&weight.expect("a weight")).expect("a variable");
-        let (ids, g) = (ids(&[4, 2, 4, 2, 0, 2], &[2, 3]), noise(2, &[2, 3, 3], dtype));
+        let ids = ids(&[4, 2, 4, 2, 0, 2], &[2, 3]);
+        let g = noise(2, &[2, 3, 3], dtype);
         let plain = nn::embedding(&ids, &weight).expect("rows");
         let mut expected = flat(&gradient(nn::embedding, &weight, (&ids, &g)));
         expected[6..9].fill(0.0);

@@ -19,7 +19,9 @@ fn golden() -> Golden {
 /// Compares with f32 truth: an error of f32 arithmetic, and one rounding.
 fn assert_true(got: &Tensor, truth: &Tensor, what: &str) {
     assert_eq!(got.dims(), truth.dims(), "{what}");
-    let (dtype, got, truth) = (got.dtype(), flat(got), flat(truth));
+    let dtype = got.dtype();
+    let got = flat(got);
+    let truth = flat(truth);
     let most = largest(&truth);
     for (got, truth) in got.iter().zip(&truth) {
         let bound = F32 * most + 1.001 * rounding(dtype, *truth);

@@ -21,7 +21,8 @@ pub(crate) fn says(result: Result<Tensor>, message: &str) {
 
 #[test]
 fn norms() {
-    let (x, short) = (zeros(&[2, 4]), zeros(&[3]));
+    let x = zeros(&[2, 4]);
+    let short = zeros(&[3]);
     let needs = "and the last dim of x, [2, 4], needs one dim of its length";
     says(
         nn::rms_norm(&x, &short, EPS),
@@ -43,7 +44,8 @@ fn norms() {
 
 #[test]
 fn linear() {
-    let (x, weight) = (zeros(&[2, 4]), zeros(&[3, 4]));
+    let x = zeros(&[2, 4]);
+    let weight = zeros(&[3, 4]);
     let needs = "and the last dim of x, [2, 4], needs [outputs, 4]";
     for dims in [&[4, 3][..], &[4], &[1, 3, 4]] {
         let shape = format!("linear: the weight has the shape {dims:?}, {needs}");
@@ -67,7 +69,8 @@ fn linear() {
 fn attention() {
     let causal = Scores { mask: Mask::Causal, ..ALL };
     let of = |q: &Tensor, k: &Tensor, v: &Tensor| nn::attention([q, k, v], &causal);
-    let (q, k) = (zeros(&[2, 5, 4, 8]), zeros(&[2, 5, 2, 8]));
+    let q = zeros(&[2, 5, 4, 8]);
+    let k = zeros(&[2, 5, 2, 8]);
     let needs = "they need one dtype, [batch, queries, heads, dim], and twice [batch, keys, key-value heads, dim], where the number of key-value heads divides that of heads";
     for dims in [[2, 5, 3, 8], [1, 5, 2, 8], [2, 5, 2, 7], [2, 5, 0, 8]] {
         let other = zeros(&dims);
@@ -133,8 +136,10 @@ fn softmax() {
 
 #[test]
 fn windows_and_caps() {
-    let (q, few) = (zeros(&[2, 5, 4, 8]), zeros(&[2, 4, 2, 8]));
-    let (qkv, square) = (zeros(&[2, 5, 3, 2, 8]), zeros(&[2, 5, 5]));
+    let q = zeros(&[2, 5, 4, 8]);
+    let few = zeros(&[2, 4, 2, 8]);
+    let qkv = zeros(&[2, 5, 3, 2, 8]);
+    let square = zeros(&[2, 5, 5]);
     let refused = |scores: Scores<'_>, message: &str| {
         says(nn::attention([&q, &q, &q], &scores), &format!("attention: {message}"));
         says(nn::attention_packed(&qkv, &scores), &format!("attention: {message}"));
@@ -175,7 +180,9 @@ fn activations() {
 
 #[test]
 fn rope() {
-    let (x, table, short) = (zeros(&[4, 2, 6]), zeros(&[4, 3]), zeros(&[3, 3]));
+    let x = zeros(&[4, 2, 6]);
+    let table = zeros(&[4, 3]);
+    let short = zeros(&[3, 3]);
     let fits = "do not fit [..., length, heads, dim] and twice [positions, pairs], \
                 where 2 pairs are at most dim";
     says(

@@ -58,7 +58,8 @@ fn any_number_of_dims() {
                 assert_eq!(fused(&x).expect("nothing to compute").dims(), shape, "{name}");
                 continue;
             }
-            let (got, want) = (run(fused, &x), run(composed, &x));
+            let got = run(fused, &x);
+            let want = run(composed, &x);
             for (got, want) in got.iter().zip(&want) {
                 assert_near(got, want, &format!("{name} of {shape:?}"));
             }
@@ -267,7 +268,8 @@ fn attended(vars: &[Var; 3], scores: &Scores<'_>) -> Vec<Tensor> {
 
 #[test]
 fn a_window_as_long_as_the_keys_is_a_causal_mask_bit_by_bit() {
-    let (vars, products) = (long_inputs(), noise(1, &[2, 70, 75], DType::F32));
+    let vars = long_inputs();
+    let products = noise(1, &[2, 70, 75], DType::F32);
     for cap in [None, Some(2.0)] {
         let with = |mask| Scores { cap, mask, ..HALF };
         let causal = bits(&attended(&vars, &with(Mask::Causal)));
@@ -335,7 +337,8 @@ fn gradients_of_squares(result: &Tensor, vars: &[&Var]) -> Vec<Tensor> {
 fn products_of_nothing_are_zeros() {
     let var = |dims: &[usize]| Var::from_tensor(&noise(1, dims, DType::F32)).expect("a variable");
     for (x, weight) in [([2, 0, 4], [3, 4]), ([2, 5, 4], [0, 4]), ([2, 5, 0], [3, 0])] {
-        let (x, weight) = (var(&x), var(&weight));
+        let x = var(&x);
+        let weight = var(&weight);
         let y = nn::linear(&x, &weight, None).expect("a forward");
         assert_eq!(y.dims(), [x.dims()[0], x.dims()[1], weight.dims()[0]]);
         let gradients = gradients_of_squares(&y, &[&x, &weight]);
@@ -344,7 +347,8 @@ fn products_of_nothing_are_zeros() {
     for (queries, keys) in
         [([0, 5, 2, 8], [0, 5, 2, 8]), ([2, 0, 2, 8], [2, 0, 2, 8]), ([2, 5, 2, 8], [2, 0, 2, 8])]
     {
-        let (q, kv) = (var(&queries), var(&keys));
+        let q = var(&queries);
+        let kv = var(&keys);
         let mixed = nn::attention([&q, &kv, &kv], &ALL).expect("a forward");
         assert_eq!(mixed.dims(), queries);
         assert!(flat(&mixed).iter().all(|x| *x == 0.0));

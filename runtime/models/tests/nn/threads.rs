@@ -20,7 +20,8 @@ fn one_thread_and_four_give_the_same_bits() {
         for (dtype, candle) in DTYPES {
             let (inputs, g) = layer.large(candle);
             let run = || bits(&layer.run(layer.fused, &inputs, &g));
-            let (one, four) = (with_threads(1, run), with_threads(4, run));
+            let one = with_threads(1, run);
+            let four = with_threads(4, run);
             assert_eq!(one, four, "{} in {dtype}", layer.name);
             assert_eq!(four, with_threads(3, run), "{} in {dtype}", layer.name);
         }

@@ -349,7 +349,8 @@ impl BlockRun<'_> {
 
     /// Shows what a color does in the trace, if there is one.
     fn show(&mut self, color: usize, lane: Lane, doing: Doing) {
-        let (Doing { what, begins, ends, late }, microbatch) = (doing, self.number);
+        let Doing { what, begins, ends, late } = doing;
+        let microbatch = self.number;
         let span = Span { color, lane, what, microbatch, begins, ends, late };
         self.spans.iter_mut().filter(|_| span.is_shown()).for_each(|spans| spans.push(span));
     }

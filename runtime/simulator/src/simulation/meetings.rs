@@ -147,8 +147,8 @@ impl<'a> Meetings<'a> {
 
     /// Returns the cost of an operation for a color.
     pub(super) fn cost(&mut self, color: usize, index: usize) -> OperationCost {
-        let ((group, place), operation) =
-            (self.meeting(color, index), self.operation(color, index));
+        let (group, place) = self.meeting(color, index);
+        let operation = self.operation(color, index);
         let Machinery { colors, costs, .. } = self.world;
         let cost = || costs.operation(operation, colors.class(group).shape);
         *self.of[group][place].cost.get_or_insert_with(cost)

@@ -39,7 +39,8 @@ fn eight_numbers_fit_all_steps_and_are_possible() {
         fit.numbers.iter().map(|it| &it.number).find(|it| it.name == name).expect("fitted").value
     };
     assert!(fit.numbers.len() + AllReduceRow::NUMBERS.len() <= 12);
-    let (mean, worst) = (fit.errors.mean(), fit.errors.worst());
+    let mean = fit.errors.mean();
+    let worst = fit.errors.worst();
     assert!(mean < 0.02 && worst < 0.06, "mean {mean}, worst {worst}");
     assert!((0.7..0.9).contains(&of("compute.efficiency")));
     assert!((0.2..0.4).contains(&of("compute.unaligned")), "odd rows of 50,257 elements");

@@ -86,7 +86,8 @@ fn one_machine_explains_both_steps_and_predicts_those_without_deferral() {
 
     let elsewhere = with_network(&machine, ELSEWHERE[0]);
     let four = time(&elsewhere, Accumulation::Every, 4);
-    let (width, error) = (gigabits(&elsewhere), 100.0 * (four / ELSEWHERE[1] - 1.0));
+    let width = gigabits(&elsewhere);
+    let error = 100.0 * (four / ELSEWHERE[1] - 1.0);
     println!(
         "elsewhere, by {width:.1} Gb/s, 4 microbatches that are not deferred: {four:.1} s ({error:+.1} %)"
     );

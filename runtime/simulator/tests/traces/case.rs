@@ -82,7 +82,8 @@ impl Case {
         let names = ["embed", "layers.0", "layers.\"1\""];
         let spec = names.into_iter().fold(ModelSpec::new(), |spec, name| spec.unit(unit(name)));
         let mesh = Mesh::new(self.mesh[0], self.mesh[1]).expect("a mesh");
-        let (accumulation, prefetch) = (self.accumulation, self.prefetch);
+        let accumulation = self.accumulation;
+        let prefetch = self.prefetch;
         let options = PlanOptions { accumulation, prefetch, ..PlanOptions::default() };
         let plan = Arc::new(Plan::new(spec.clone(), mesh, options).expect("a plan"));
         let Self { microbatches, placement, loss_scale, .. } = self;

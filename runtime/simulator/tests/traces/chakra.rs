@@ -198,7 +198,8 @@ fn check(case: Case) -> Result<(), TestCaseError> {
             prop_assert_eq!(of(rank), of(&members[0]));
         }
     }
-    let (time, one) = (files.time(), files.time_with_one_communication());
+    let time = files.time();
+    let one = files.time_with_one_communication();
     let step = simulate(&prepared.orders, &prepared.costs).expect("it ends").step;
     if is_exact(&case) {
         prop_assert_eq!(time * MICROSECOND, step.picoseconds());

@@ -24,7 +24,8 @@ fn is<R: DistState, S: DistState>(_: (R, S), found: Result<Dist<Row, R, S>, Erro
 
 #[test]
 fn reductions() {
-    let (terms, own) = (value::<Invariant, Partial>(), value::<Invariant, Varying>());
+    let terms = value::<Invariant, Partial>();
+    let own = value::<Invariant, Varying>();
     is((Invariant, Replicate), terms.all_reduce(OnShard, Sum), 3.0);
     is((Invariant, Replicate), terms.all_reduce(OnShard, Avg), 3.0);
     is((Invariant, Invariant), terms.all_reduce_invariant(OnShard, Sum), 3.0);
@@ -59,8 +60,9 @@ fn what_travels() {
 
 #[test]
 fn conversions() {
-    let (copied, once, own) =
-        (value::<Partial, Replicate>(), value::<Partial, Invariant>(), value::<Partial, Varying>());
+    let copied = value::<Partial, Replicate>();
+    let once = value::<Partial, Invariant>();
+    let own = value::<Partial, Varying>();
     is((Partial, Varying), copied.to_varying(OnShard), 3.0);
     is((Partial, Varying), copied.slice(OnShard), 3.0);
     is((Partial, Partial), copied.only_first(OnShard), 3.0);

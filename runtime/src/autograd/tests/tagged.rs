@@ -180,9 +180,11 @@ fn functions_leave_the_states_of_the_rules() {
         states(tag([Replicate, Varying]).zip(&tag([Varying, Replicate]), first)),
         [Varying; 2]
     );
-    let (one, two) = (tag([Partial, Replicate]), tag([Partial, Varying]));
+    let one = tag([Partial, Replicate]);
+    let two = tag([Partial, Varying]);
     assert_eq!(states(one.zip_sum(&two, first)), [Partial, Varying]);
-    let (one, two) = (tag([Partial, Invariant]), tag([Replicate, Invariant]));
+    let one = tag([Partial, Invariant]);
+    let two = tag([Replicate, Invariant]);
     assert_eq!(states(one.zip_product(&two, first)), [Partial, Invariant]);
     assert_eq!(states(one.map_linear(|row| Ok(row.clone()))), [Partial, Invariant]);
     assert_eq!(states(tag([Replicate; 2]).reinterpret(Axes::Both, Varying)), [Varying; 2]);

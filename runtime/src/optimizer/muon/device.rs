@@ -65,7 +65,8 @@ fn direct(
         let matrix = exchange.matrix(part);
         let state = momentum.start(part.unit, &exchange.piece_of(part));
         let step = options(matrix.param).of_step(matrix, updating.clip());
-        let (len, shard) = (part.shard.len(), part.shard.start);
+        let len = part.shard.len();
+        let shard = part.shard.start;
         let of_part = PartOfMatrix { len, shard, state, direction };
         let gradient = updating.gradient_on_device(part.unit);
         let momentum = momentum.on_device(part.unit);
@@ -86,8 +87,10 @@ pub(super) fn update(
         let state = kinds[0].start(unit, &piece);
         for (part, range, place) in exchange.within(unit, &piece) {
             let step = options.of_step(exchange.matrix(part), clip);
-            let (len, shard) = (range.len(), piece.shard_start + range.start);
-            let (state, direction) = (state + range.start, place.start);
+            let len = range.len();
+            let shard = piece.shard_start + range.start;
+            let state = state + range.start;
+            let direction = place.start;
             let of_part = PartOfMatrix { len, shard, state, direction };
             let momentum = kinds[0].on_device(unit);
             stream.muon(reborrow(&mut update), (&of_part, &step), directions, momentum)?;

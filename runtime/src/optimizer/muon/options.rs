@@ -34,7 +34,8 @@ pub enum RateScale {
 impl RateScale {
     #[expect(clippy::cast_precision_loss, reason = "sizes of matrices")]
     fn of(self, matrix: &WholeMatrix) -> f64 {
-        let (rows, columns) = (matrix.rows as f64, matrix.columns as f64);
+        let rows = matrix.rows as f64;
+        let columns = matrix.columns as f64;
         match self {
             Self::Original => (rows / columns).max(1.0).sqrt(),
             Self::MatchRmsAdamW => 0.2 * rows.max(columns).sqrt(),

@@ -74,7 +74,8 @@ impl Report {
         let records = progress.finish()?;
         let spec = run.model.plan().spec();
         let options = run.options();
-        let (ElemCount(elements), units) = (spec.numel(), spec.units().len());
+        let ElemCount(elements) = spec.numel();
+        let units = spec.units().len();
         let [first, last] =
             [records.first(), records.last()].map(|record| record.map(|it| it.loss));
         let applied = records.iter().filter(|record| record.applied).count();

@@ -121,7 +121,8 @@ impl<'a> Twin<'a> {
         for (got, want) in got.iter().zip(want) {
             let apart = if got == want { 0.0 } else { (got - want).abs() / largest };
             if apart.is_nan() || apart > self.bound {
-                let (ranks, bound) = (self.options.ranks, self.bound);
+                let ranks = self.options.ranks;
+                let bound = self.bound;
                 return Err(Failure::Disagreement(format!(
                     "step {step}: {what} is {got:e} on {ranks} ranks and {want:e} on one rank: the \
                      difference is {apart:.1e} of the largest number, rounding explains up to \

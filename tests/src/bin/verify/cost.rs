@@ -66,7 +66,8 @@ type Times = Vec<Duration>;
 
 /// Measures, and prints the ratio.
 pub(crate) fn run(options: &Options) -> Result<ExitCode, Failure> {
-    let (mesh, steps) = (options.mesh, options.steps);
+    let mesh = options.mesh;
+    let steps = options.steps;
     threads::check(mesh.world_size(), threads::IN_EXAMPLES)
         .map_err(|problem| Failure::Input(format!("mesh {mesh} has {problem}")))?;
     hsdp_train::prepare(mesh.world_size())?;
@@ -105,7 +106,8 @@ impl Side {
 
 /// Returns the median sharded step over the median plain one.
 fn compare(work: &Work, rounds: usize) -> Result<f64, Failure> {
-    let (mut plain_times, mut sharded_times) = (Times::new(), Times::new());
+    let mut plain_times = Times::new();
+    let mut sharded_times = Times::new();
     for round in 1..=rounds {
         let (plain, sharded) = run_both(work, round)?;
         let [one, other] = [median(&plain), median(&sharded)];
@@ -117,7 +119,8 @@ fn compare(work: &Work, rounds: usize) -> Result<f64, Failure> {
         sharded_times.extend(sharded);
     }
     let [plain, sharded] = [median(&plain_times), median(&sharded_times)];
-    let (mesh, ratio) = (work.mesh, sharded / plain);
+    let mesh = work.mesh;
+    let ratio = sharded / plain;
     print(format_args!(
         "median step on mesh {mesh}: plain {plain:.2} ms, sharded {sharded:.2} ms, ratio {ratio:.3}"
     ))?;
@@ -168,7 +171,8 @@ fn sharded(work: &Work) -> Result<Times, Failure> {
             };
             let mut step = info_span!("begin").in_scope(|| model.begin_step(begin))?;
             for microbatch in 0..options.run.microbatches {
-                let (pass, place) = (step.microbatch()?, Place { step: number, microbatch, rank });
+                let pass = step.microbatch()?;
+                let place = Place { step: number, microbatch, rank };
                 train_gpt::microbatch(options, inputs, &Device::Cpu, pass, place)?;
             }
             let gradients = info_span!("finish").in_scope(|| step.finish())?;

@@ -79,7 +79,8 @@ impl Described {
     }
 
     fn check_units(&self) -> Result<(), String> {
-        let (units, microbatches) = (self.units.len(), self.microbatches);
+        let units = self.units.len();
+        let microbatches = self.microbatches;
         if units > MAX_UNITS {
             return Err(format!("units has {units} units: the most is {MAX_UNITS}"));
         }

@@ -79,7 +79,8 @@ impl TrainCase {
         let width = self.model.width;
         // The true gradient of the keys' bias is zero, and Adam amplifies the noise.
         let keys_bias = if name.ends_with("attn.qkv.bias") { width..2 * width } else { 0..0 };
-        let (mut difference, mut norm) = (0.0, 0.0);
+        let mut difference = 0.0;
+        let mut norm = 0.0;
         for (index, (got, expected)) in got.iter().zip(expected).enumerate() {
             if !keys_bias.contains(&index) {
                 difference += (f64::from(*got) - f64::from(*expected)).powi(2);
@@ -118,7 +119,8 @@ impl TrainCase {
             ShardedModel::new(world.clone(), self.model.spec(), self.options(placement), initial)?;
         let mut adamw = AdamW::new(&model, self.adamw);
         let before = world.ledger();
-        let (mut loss, mut grad_norm) = (Vec::new(), Vec::new());
+        let mut loss = Vec::new();
+        let mut grad_norm = Vec::new();
         for step_index in 0..self.steps {
             let mut step = model.begin_step(StepOptions::microbatches(self.microbatches))?;
             for microbatch in 0..self.microbatches {
@@ -133,7 +135,8 @@ impl TrainCase {
             adamw.step(&mut model, gradients.clip(self.max_norm))?;
         }
         let flows = world.ledger().since(&before);
-        let (steps, microbatches) = (self.steps as u64, self.microbatches as u64);
+        let steps = self.steps as u64;
+        let microbatches = self.microbatches as u64;
         let ledger = ledger::against_plan(model.plan(), rank, (steps, microbatches), &flows);
         Ok(Trained { loss, grad_norm, parameters: model.full_parameters()?, ledger })
     }

@@ -43,7 +43,8 @@ impl VjpCase {
 
     /// How many elements `rank` gets, if it has an output.
     fn output_len(&self, rank: usize) -> Option<usize> {
-        let (len, size) = (self.inputs[rank].len(), self.world_size());
+        let len = self.inputs[rank].len();
+        let size = self.world_size();
         match self.collective {
             Collective::Reduce { root, .. } => (rank == root).then_some(len),
             Collective::Gather { root } => (rank == root).then_some(len * size),

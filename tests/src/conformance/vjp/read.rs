@@ -167,7 +167,8 @@ impl Described {
 
     /// Elements of one chunk.
     fn part(&self) -> Result<usize, String> {
-        let (len, world) = (self.inputs[0].len(), self.world);
+        let len = self.inputs[0].len();
+        let world = self.world;
         let refusal =
             || format!("inputs have {len} elements: op `{}` deals them to {world} ranks", self.op);
         len.is_multiple_of(world).then_some(len / world).ok_or_else(refusal)

@@ -133,7 +133,8 @@ fn measured(placement: Placement) -> Vec<Measured> {
         training.run(1)?;
         let gradients = training.gradients()?;
         let model = &training.model;
-        let (norms, histograms) = (gradients.norms(model)?, gradients.histograms(model)?);
+        let norms = gradients.norms(model)?;
+        let histograms = gradients.histograms(model)?;
         let of_parameters = (model.norms()?, model.histograms()?);
         let ratios = training.ratios(gradients)?;
         Ok((norms, of_parameters.0, histograms, of_parameters.1, ratios))

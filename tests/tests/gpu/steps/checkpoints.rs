@@ -17,7 +17,8 @@ use super::{DEVICE, offloading, placed};
 /// Two steps.
 fn train(model: &mut ShardedModel, optimizer: &mut impl Optimizer) -> Result<(), Error> {
     for _ in 0..2 {
-        let (rank, number) = (model.rank().index(), model.committed_steps());
+        let rank = model.rank().index();
+        let number = model.committed_steps();
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         springs::microbatch(&mut step, Batch::of(rank, number, 0))?;
         let gradients = step.finish()?;

@@ -139,7 +139,8 @@ fn a_rank_whose_device_has_no_memory_ends_the_step_for_all() {
         return;
     }
     device().limit_memory(MEMORY);
-    let (scattered, local) = (Accumulation::ReduceScatter, Accumulation::Local);
+    let scattered = Accumulation::ReduceScatter;
+    let local = Accumulation::Local;
     for (before, mode, operation, bytes, what) in [
         (Before::Gather, scattered, "gather", 4 * ELEMENTS, "a gathered unit"),
         (Before::Reduce, scattered, "reduction", 2 * ELEMENTS, "partials"),

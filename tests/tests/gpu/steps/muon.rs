@@ -64,7 +64,8 @@ impl Training {
     fn train(&mut self, steps: usize) -> Result<(), Error> {
         let Self { model, both: (muon, adamw) } = self;
         for _ in 0..steps {
-            let (rank, number) = (model.rank().index(), model.committed_steps());
+            let rank = model.rank().index();
+            let number = model.committed_steps();
             let mut step = model.begin_step(StepOptions::microbatches(1))?;
             springs::microbatch(&mut step, Batch::of(rank, number, 0))?;
             let gradients = step.finish()?;
@@ -167,7 +168,8 @@ fn peaks(mesh: [usize; 2]) -> Vec<[[ByteCount; 2]; 2]> {
     on_ranks(mesh[0] * mesh[1], |world| {
         let mut training = Training::new(world, (DEVICE, mesh), MatrixDType::F32)?;
         training.train(2)?;
-        let (rank, plan) = (training.model.rank(), training.model.plan());
+        let rank = training.model.rank();
+        let plan = training.model.plan();
         let on_host = memory::usage(rank, Category::Update).peak;
         let on_device = memory::usage_on_device(rank, Category::Update).peak;
         Ok([[on_host, on_device], plan.update(rank).extra_with_device])

@@ -25,7 +25,8 @@ fn what_is_offloaded_trains_to_the_bits_of_the_host() {
     let mut turn = 0;
     for offload in WHAT {
         for mesh in [[1, 1], [1, 3], [2, 2]] {
-            let (parameters, wire) = (dtypes[turn % 3], dtypes[(turn + 1) % 3]);
+            let parameters = dtypes[turn % 3];
+            let wire = dtypes[(turn + 1) % 3];
             let options = ModelOptions {
                 accumulation: Accumulation::ALL[turn % 3],
                 precision: Precision { parameters, wire, output: None },
@@ -63,7 +64,8 @@ fn peaks(options: &ModelOptions, offload: Offload, dtypes: &[Option<DType>]) -> 
         let spec = computing_in(&training::spec().unit(table.clone()), dtypes);
         let mut training = Training::with(world, spec, options, how)?;
         training.run(2)?;
-        let (rank, plan) = (training.model.rank(), training.model.plan());
+        let rank = training.model.rank();
+        let plan = training.model.plan();
         let on_device = CATEGORIES.map(|it| memory::usage_on_device(rank, it).peak);
         let on_host = CATEGORIES.map(|it| memory::usage(rank, it).peak);
         let optimizer = plan.optimizer_state(rank);

@@ -60,7 +60,8 @@ impl Training {
 #[ignore = "needs a CUDA device"]
 fn nothing_is_allocated_after_the_first_steps() {
     let _pool = device_buffers::pool();
-    let (scattered, local) = (Accumulation::ReduceScatter, Accumulation::Local);
+    let scattered = Accumulation::ReduceScatter;
+    let local = Accumulation::Local;
     for (accumulation, dtype) in [(scattered, DType::F32), (local, DType::BF16)] {
         let precision = Precision { parameters: dtype, wire: dtype, output: None };
         let options = ModelOptions { accumulation, precision, ..placed(DEVICE, [1, 1]) };

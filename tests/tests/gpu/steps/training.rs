@@ -86,7 +86,8 @@ pub(super) enum Trainer {
 impl Trainer {
     /// Of two groups: matrices have another weight decay and another rate.
     pub(super) fn of(self, model: &ShardedModel) -> Box<dyn Optimizer> {
-        let (learning_rate, weight_decay) = (0.05, 0.01);
+        let learning_rate = 0.05;
+        let weight_decay = 0.01;
         let is_matrix = |param: &Param| param.shape.len() >= 2;
         match self {
             Self::Sgd(momentum) => {
@@ -155,7 +156,8 @@ impl Training {
     /// Trains some steps.
     pub(super) fn train(mut self, steps: usize) -> Result<Trained, Error> {
         let before = self.model.world().ledger();
-        let (mut norms, mut losses) = (Vec::new(), Vec::new());
+        let mut norms = Vec::new();
+        let mut losses = Vec::new();
         let mut gradient = BTreeMap::new();
         for _ in 0..steps {
             let gradients = self.gradients()?;
@@ -190,7 +192,8 @@ impl Training {
     }
 
     pub(super) fn gradients(&mut self) -> Result<Gradients, Error> {
-        let (rank, step) = (self.model.rank().index(), self.step);
+        let rank = self.model.rank().index();
+        let step = self.step;
         self.step += 1;
         let mut open = self.model.begin_step(self.begin)?;
         for microbatch in 0..MICROBATCHES {

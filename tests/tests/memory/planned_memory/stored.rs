@@ -36,10 +36,12 @@ fn stored_parameters_take_two_bytes_also_while_they_are_made_imported_saved_and_
     for (replicate, shard) in [(1, 1), (2, 2), (1, 3)] {
         let _turn = alone();
         let folder = tempfile::tempdir().expect("a folder");
-        let (store, exported) = (folder.path().join("store"), folder.path().join("model"));
+        let store = folder.path().join("store");
+        let exported = folder.path().join("model");
         let precision = Precision::compute_in(DType::BF16);
         let options = ModelOptions { precision, ..ModelOptions::on(mesh(replicate, shard)) };
-        let (spec, ranks) = (stored_units(DType::BF16), options.mesh.world_size());
+        let spec = stored_units(DType::BF16);
+        let ranks = options.mesh.world_size();
         memory::reset_peaks();
         let made = on_ranks(ranks, |world| {
             let model = model(world, &spec, &options)?;

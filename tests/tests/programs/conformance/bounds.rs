@@ -19,7 +19,8 @@ fn conformance(folder: &Path) -> Command {
 
 /// The error of a copy of a case after a change of its `case.json`.
 fn refused(case: &str, change: impl FnOnce(&mut Value)) -> String {
-    let (folder, source) = (TempDir::new().expect("a folder"), cases_folder().join(case));
+    let folder = TempDir::new().expect("a folder");
+    let source = cases_folder().join(case);
     for entry in fs::read_dir(&source).expect("a case") {
         let file = entry.expect("a file");
         fs::copy(file.path(), folder.path().join(file.file_name())).expect("a copy");

@@ -23,7 +23,8 @@ fn cases(wanted: impl Fn(&Case) -> bool) -> Vec<Case> {
 
 /// Runs cases and fails with all that failed; gives how many passed.
 fn assert_all_pass<'a>(verdicts: impl Iterator<Item = (&'a str, Verdict)>) -> usize {
-    let (mut passed, mut failures) = (0, Vec::new());
+    let mut passed = 0;
+    let mut failures = Vec::new();
     for (name, verdict) in verdicts {
         match verdict {
             Verdict::Passed(_) => passed += 1,

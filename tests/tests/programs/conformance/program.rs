@@ -110,7 +110,8 @@ fn what_makes_no_sense_is_one_line_and_exit_code_2() {
     ];
     for (arguments, named) in refused {
         let output = conformance(arguments);
-        let (printed, said) = (text(&output.stdout), text(&output.stderr));
+        let printed = text(&output.stdout);
+        let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
         assert_eq!(said.lines().count(), 1, "{arguments:?}: {said}");
         assert!(said.contains(named), "{arguments:?}: {said}");

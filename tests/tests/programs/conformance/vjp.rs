@@ -35,7 +35,8 @@ fn with(mut case: Value, field: &str, value: Value) -> Value {
 /// Three ranks with ties: 2 and 5 of the first elements, all of the second.
 fn reduced_to_1(reduce: &str, output: [f64; 2], gradients: [[f64; 2]; 3]) -> Value {
     let inputs = json!([[2.0, -1.0], [5.0, -1.0], [2.0, -1.0]]);
-    let (cotangents, outputs) = (json!([null, [6.0, 3.0], null]), json!([null, output, null]));
+    let cotangents = json!([null, [6.0, 3.0], null]);
+    let outputs = json!([null, output, null]);
     case("reduce", Some(reduce), [inputs, cotangents, outputs, json!(gradients)])
 }
 
@@ -61,7 +62,8 @@ fn roots_that_reduce_in_every_way() {
 #[test]
 fn parts_whose_extreme_several_hold() {
     let inputs = json!([[1.0, 7.0], [1.0, 8.0]]);
-    let (cotangents, outputs) = (json!([[4.0], [6.0]]), json!([[1.0], [7.0]]));
+    let cotangents = json!([[4.0], [6.0]]);
+    let outputs = json!([[1.0], [7.0]]);
     let gradients = json!([[2.0, 6.0], [2.0, 0.0]]);
     assert_exact(&case("reduce_scatter", Some("min"), [inputs, cotangents, outputs, gradients]));
 }
@@ -69,7 +71,8 @@ fn parts_whose_extreme_several_hold() {
 #[test]
 fn a_permutation_in_which_some_send_nothing() {
     let inputs = json!([[1.0], [2.0], [3.0]]);
-    let (cotangents, outputs) = (json!([[10.0], [20.0], [30.0]]), json!([[3.0], [1.0], [0.0]]));
+    let cotangents = json!([[10.0], [20.0], [30.0]]);
+    let outputs = json!([[3.0], [1.0], [0.0]]);
     let gradients = json!([[20.0], [0.0], [10.0]]);
     let permute = case("permute", None, [inputs, cotangents, outputs, gradients]);
     assert_exact(&with(permute, "destination", json!([1, null, 0])));
@@ -120,8 +123,8 @@ fn eight_ranks() {
 
 fn product() -> Value {
     let inputs = json!([[2.0, 3.0], [5.0, 7.0]]);
-    let (cotangents, outputs) =
-        (json!([[1.0, -4.0], [1.0, 4.5]]), json!([[10.0, 21.0], [10.0, 21.0]]));
+    let cotangents = json!([[1.0, -4.0], [1.0, 4.5]]);
+    let outputs = json!([[10.0, 21.0], [10.0, 21.0]]);
     case(
         "all_reduce",
         Some("prod"),
@@ -172,7 +175,8 @@ fn more_ranks_than_there_is_room_for_are_skipped() {
 #[test]
 fn what_makes_no_sense_is_refused_with_its_numbers() {
     let gather = || {
-        let (inputs, ones) = (json!([[1.0], [2.0]]), json!([null, [1.0, 1.0]]));
+        let inputs = json!([[1.0], [2.0]]);
+        let ones = json!([null, [1.0, 1.0]]);
         case("gather", None, [inputs, ones, json!([null, [1.0, 2.0]]), json!([[1.0], [1.0]])])
     };
     let scatter = || with(product(), "op", json!("scatter"));

@@ -98,7 +98,8 @@ fn ranks_that_begin_steps_of_different_models_are_told_which() {
         let mut first = if rank == 0 { one } else { other };
         first.begin_step(StepOptions::microbatches(1)).map(drop)
     }));
-    let (header, step) = ("all_gather u64 9 elements", "header, step 0, microbatch 0");
+    let header = "all_gather u64 9 elements";
+    let step = "header, step 0, microbatch 0";
     assert_eq!(
         error.to_string(),
         format!(

@@ -96,7 +96,8 @@ fn named(world: World, on: &ModelOptions) -> Result<[ShardedModel; 2], Error> {
 }
 
 fn step(model: &mut ShardedModel) -> Result<(), Error> {
-    let (rank, number) = (model.rank().index(), model.committed_steps());
+    let rank = model.rank().index();
+    let number = model.committed_steps();
     let mut sgd = Sgd::new(model, SgdOptions::default());
     let mut step = model.begin_step(StepOptions::microbatches(1))?;
     springs::microbatch(&mut step, Batch::of(rank, number, 0))?;
@@ -374,7 +375,8 @@ fn gradients(model: &mut ShardedModel) -> Result<hsdp::Gradients, Error> {
 fn optimizers_that_ranks_call_in_different_orders_are_named() {
     let update = |model: &mut ShardedModel, crosses: bool| {
         let make = || Muon::new(model, MuonOptions::default());
-        let (mut first, mut second) = (make(), make());
+        let mut first = make();
+        let mut second = make();
         let gradients = gradients(model)?;
         let in_first = |param: &Param| param.name.starts_with("first");
         let in_second = |param: &Param| param.name.starts_with("second");
@@ -391,7 +393,8 @@ fn optimizers_that_ranks_call_in_different_orders_are_named() {
 fn an_optimizer_without_parameters_is_not_taken_for_that_of_the_first_one() {
     let update = |model: &mut ShardedModel, crosses: bool| {
         let make = || Muon::new(model, MuonOptions::default());
-        let (mut idle, mut only) = (make(), make());
+        let mut idle = make();
+        let mut only = make();
         let gradients = gradients(model)?;
         let of_none: Selected<'_> = (&mut idle, |_| false);
         let of_all: Selected<'_> = (&mut only, |_| true);

@@ -78,7 +78,8 @@ fn options_that_f32_cannot_hold_are_refused_by_name() {
     let huge = 1e300;
     let adamw = |options: AdamWOptions| refused(|model| Box::new(AdamW::new(model, options)));
     let sgd = |options: SgdOptions| refused(|model| Box::new(Sgd::new(model, options)));
-    let (on_adamw, on_sgd) = (AdamWOptions::default, SgdOptions::default);
+    let on_adamw = AdamWOptions::default;
+    let on_sgd = SgdOptions::default;
     let lion = LionOptions { learning_rate: huge, ..LionOptions::default() };
     let adafactor = AdafactorOptions { eps: (1e-30, huge), ..AdafactorOptions::default() };
     let decay = AdafactorOptions { beta2_decay: -huge, ..AdafactorOptions::default() };

@@ -38,7 +38,8 @@ impl<'a> Program<'a> {
             let on = ModelOptions::on(mesh);
             ShardedModel::new(world.clone(), three_units(), on, springs::initial)
         };
-        let (model, other) = (make()?, make()?);
+        let model = make()?;
+        let other = make()?;
         Ok(Self {
             sgd: Sgd::new(&model, SgdOptions::default()),
             others: Sgd::new(&other, SgdOptions::default()),
@@ -109,7 +110,8 @@ const MISTAKES: [(&str, Mistake); 16] = [
     }),
     ("an import of a folder that is not there", |it| {
         let on = it.model.options().clone();
-        let (world, folder) = (it.model.world().clone(), it.folder.join("absent"));
+        let world = it.model.world().clone();
+        let folder = it.folder.join("absent");
         ShardedModel::import(world, three_units(), on, &Import::of(&folder)).map(drop)
     }),
 ];
@@ -121,7 +123,8 @@ fn dropped(evaluation: Evaluation<'_>) -> Result<(), Error> {
 }
 
 fn gradients(model: &mut ShardedModel) -> Result<hsdp::Gradients, Error> {
-    let (rank, number) = (model.rank().index(), model.committed_steps());
+    let rank = model.rank().index();
+    let number = model.committed_steps();
     let mut step = model.begin_step(StepOptions::microbatches(1))?;
     springs::microbatch(&mut step, Batch::of(rank, number, 0))?;
     step.finish()

@@ -66,7 +66,8 @@ fn a_save_that_one_rank_alone_is_refused_is_told_to_all() {
     let told = outcomes(4, |world| {
         let rank = world.rank().index();
         let [model, other] = [world.clone(), world].map(|world| make(world, springs::initial));
-        let (model, other) = (model?, other?);
+        let model = model?;
+        let other = other?;
         let [own, others] = [&model, &other].map(|of| Sgd::new(of, SgdOptions::default()));
         let options = CheckpointOptions::default();
         let mut checkpoints = Checkpoints::open(&model, folder.path(), options)?;

@@ -199,7 +199,8 @@ impl Attempts {
         adamw: &mut AdamW,
         options: StepOptions,
     ) -> Result<(), Error> {
-        let (rank, number) = (model.rank().index(), model.committed_steps());
+        let rank = model.rank().index();
+        let number = model.committed_steps();
         let samples = Some(Samples::of([rank as u64]));
         let gradients = self.of(|| {
             let mut step = model.begin_step(StepOptions { samples, ..options })?;

@@ -144,7 +144,8 @@ fn a_rank_that_panics_in_its_step_ends_the_world_of_the_others_within_a_second()
 /// The error that rank 1 gets in the first step, which rank 0 ends. The second step takes place.
 fn heard_by_rank_1(end: impl Fn(Step<'_>) + Sync) -> String {
     let heard = hsdp::launch(2, WorldOptions::default(), |world| -> Result<_, Error> {
-        let (rank, options) = (world.rank().index(), ModelOptions::on(mesh(1, 2)));
+        let rank = world.rank().index();
+        let options = ModelOptions::on(mesh(1, 2));
         let mut model = ShardedModel::new(world, three_units(), options, springs::initial)?;
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         let heard = match rank {

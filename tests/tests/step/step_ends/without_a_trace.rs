@@ -118,7 +118,8 @@ fn a_step_can_be_dropped_again_and_again() {
 #[test]
 fn a_step_that_was_left_behind_by_hand_is_given_up_once() {
     let epochs = hsdp::launch(2, WorldOptions::default(), |world| -> Result<_, Error> {
-        let (rank, options) = (world.rank().index(), ModelOptions::on(mesh(1, 2)));
+        let rank = world.rank().index();
+        let options = ModelOptions::on(mesh(1, 2));
         let mut model = ShardedModel::new(world.clone(), three_units(), options, springs::initial)?;
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         if rank == 0 {

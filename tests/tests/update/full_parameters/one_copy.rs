@@ -52,7 +52,8 @@ fn training_is_the_same_bit_for_bit() {
 }
 
 fn model(world: World) -> Result<ShardedModel, Error> {
-    let (full_copies, unused) = (FullCopies::PerProcess, Unused::Zeros);
+    let full_copies = FullCopies::PerProcess;
+    let unused = Unused::Zeros;
     let options = ModelOptions { full_copies, unused, ..ModelOptions::on(mesh(2, 2)) };
     ShardedModel::new(world, three_units(), options, springs::initial)
 }

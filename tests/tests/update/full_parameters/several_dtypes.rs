@@ -66,7 +66,8 @@ fn unit_by_unit(spec: &ModelSpec, options: &ModelOptions) -> Parameters {
 }
 
 fn assert_same(spec: &ModelSpec, options: &ModelOptions) {
-    let (found, expected) = (trained(spec, options), unit_by_unit(spec, options));
+    let found = trained(spec, options);
+    let expected = unit_by_unit(spec, options);
     assert!(found == expected, "{:?}, {options:?}", spec.units());
 }
 

@@ -60,7 +60,8 @@ fn rounded(dtype: DType) -> Parameters {
 }
 
 fn options(dtype: DType, (replicate, shard): (usize, usize)) -> ModelOptions {
-    let (precision, unused) = (Precision::compute_in(dtype), Unused::Zeros);
+    let precision = Precision::compute_in(dtype);
+    let unused = Unused::Zeros;
     ModelOptions { precision, unused, ..ModelOptions::on(mesh(replicate, shard)) }
 }
 
@@ -188,7 +189,8 @@ fn saved_on_disk(folder: &Path) -> Parameters {
 /// Compares every unit as it is gathered with the full parameters.
 fn gathers_what_it_has(model: &mut ShardedModel) -> Result<(), Error> {
     let full = model.full_parameters()?;
-    let (spec, wire) = (masters(), Wire::try_from(model.options().precision.parameters)?);
+    let spec = masters();
+    let wire = Wire::try_from(model.options().precision.parameters)?;
     let mut step = model.begin_step(StepOptions::microbatches(1))?;
     let mut pass = step.microbatch()?;
     for id in spec.unit_ids() {

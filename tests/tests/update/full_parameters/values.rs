@@ -35,7 +35,8 @@ fn what_is_gathered_is_the_parameters_rounded_after_every_kind_of_step() {
         (DType::BF16, [None, Some(DType::F32)]),
         (DType::F32, [Some(DType::F16), Some(DType::BF16)]),
     ] {
-        let (precision, unused) = (Precision::compute_in(dtype), Unused::Zeros);
+        let precision = Precision::compute_in(dtype);
+        let unused = Unused::Zeros;
         let options = ModelOptions { precision, unused, ..ModelOptions::on(mesh(2, 3)) };
         on_ranks(6, |world| {
             let spec = partly_frozen().unit(layer("large", [70, 500]));

@@ -34,7 +34,8 @@ impl Average {
                 contributions[microbatch][rank][name][index]
             })
         };
-        let (mut gradients, mut squares) = (Named::new(), 0.0);
+        let mut gradients = Named::new();
+        let mut squares = 0.0;
         for (name, values) in &contributions[0][0] {
             let totals = (0..values.len()).map(|index| f64::from(total(name, index)));
             let divided = totals.map(|total| {

@@ -150,7 +150,8 @@ fn error(item: usize, output: &[f32]) -> Vec<f32> {
 
 /// On whole parameters: the loss of some items, summed, and the gradient of `seed` times that.
 pub(crate) fn whole_gradient(parameters: &Named, items: Items, seed: f32) -> (f64, Named) {
-    let (hidden, output) = (Layer::of(parameters, "hidden"), Layer::of(parameters, "output"));
+    let hidden = Layer::of(parameters, "hidden");
+    let output = Layer::of(parameters, "output");
     let mut activations = Activations::hidden(hidden, items);
     let loss = activations.output(output);
     let (of_output, upstream) = activations.output_backward(output, seed);

@@ -53,7 +53,9 @@ impl Run {
                 forward_and_backward(&mut step, items(step_index, microbatch, rank))?;
             }
             let gradients = step.finish()?;
-            let (loss, norm, full) = (gradients.loss(), gradients.norm(), gradients.full(&model)?);
+            let loss = gradients.loss();
+            let norm = gradients.norm();
+            let full = gradients.full(&model)?;
             let clipped = match self.max_norm {
                 Some(max_norm) => gradients.clip(max_norm),
                 None => gradients,
@@ -94,7 +96,9 @@ impl Run {
     #[expect(clippy::cast_precision_loss, reason = "few items")]
     fn whole_step(&self, step: usize, parameters: &Named) -> (f64, Averaged) {
         let ranks = self.mesh.world_size();
-        let (mut weight, mut sum_of_losses, mut sum_of_means) = (0, 0.0, 0.0);
+        let mut weight = 0;
+        let mut sum_of_losses = 0.0;
+        let mut sum_of_means = 0.0;
         let mut whole = |microbatch, rank| {
             let items = items(step, microbatch, rank);
             let len = items.len();
@@ -126,7 +130,8 @@ impl Run {
 /// One microbatch, as whoever embeds the runtime writes it.
 fn forward_and_backward(step: &mut Step<'_>, items: Items) -> Result<(), Error> {
     let mut pass = step.microbatch()?;
-    let (hidden, output) = (unit(0), unit(1));
+    let hidden = unit(0);
+    let output = unit(1);
     let weight = items.len() as u64;
     let mut activations = Activations::hidden(lent(&pass.unshard(hidden)?), items);
     let loss = activations.output(lent(&pass.unshard(output)?));

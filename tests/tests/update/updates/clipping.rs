@@ -109,7 +109,8 @@ fn clipped<O>(
     common(on_ranks(sizes.0 * sizes.1, |world| {
         let mut model = model(world, sizes)?;
         let mut optimizer = make(&model);
-        let (mut gradients, mut told) = (gradients(&mut model)?, Vec::new());
+        let mut gradients = gradients(&mut model)?;
+        let mut told = Vec::new();
         for call in calls {
             let (clipped, norm) = call.run(&model, gradients)?;
             gradients = clipped;

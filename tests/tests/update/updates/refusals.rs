@@ -29,9 +29,11 @@ fn gradients_of_an_older_step_are_refused_and_age_nothing() {
 #[test]
 fn gradients_of_another_model_are_refused() {
     for make in [adamw, sgd] {
-        let (mut one, mut other) = (model(), model());
+        let mut one = model();
+        let mut other = model();
         let mut optimizer = make(&one);
-        let (_, foreign) = (gradients(&mut one), gradients(&mut other));
+        let _ = gradients(&mut one);
+        let foreign = gradients(&mut other);
         let before = parameters(&one);
         let refused = optimizer.step(&mut one, foreign).expect_err("it is another's").to_string();
         assert!(refused.ends_with("these are the gradients of another model"), "{refused}");

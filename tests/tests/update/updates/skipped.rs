@@ -37,7 +37,8 @@ fn the_first_update_has_the_first_rate_however_many_steps_were_skipped() {
             let mut model = model(world, (replicate, shard))?;
             let mut adamw = AdamW::new(&model, options);
             while model.applied_steps() == 0 {
-                let (committed, applied) = (model.committed_steps(), model.applied_steps());
+                let committed = model.committed_steps();
+                let applied = model.applied_steps();
                 let update = step(&mut model, &mut adamw)?;
                 let is_applied = u64::from(update == Update::Applied);
                 assert_eq!(model.committed_steps(), committed + 1);

@@ -32,7 +32,8 @@ fn rank() -> impl Strategy<Value = RankState> {
 }
 
 fn drawn((group, missing, is_of_issuer): Drawn, epoch: u64) -> Wait {
-    let (operation, missing) = (operation(group, epoch), ranks(&missing));
+    let operation = operation(group, epoch);
+    let missing = ranks(&missing);
     Wait::Members(MemberWait { operation, index: None, missing, is_of_issuer })
 }
 

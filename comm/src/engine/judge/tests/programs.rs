@@ -126,7 +126,9 @@ proptest! {
         let mut all = ranks_of(programs);
         // States of a look are taken at any moments; a look begins when the one before it is
         // complete.
-        let (mut before, mut current, mut found) = (Look::new(), Look::new(), false);
+        let mut before = Look::new();
+let mut current = Look::new();
+let mut found = false;
         for (rank, looks, delayed) in schedule {
             if looks {
                 current.insert(Rank::new(rank), state(&all, rank, delayed));

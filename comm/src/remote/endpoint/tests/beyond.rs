@@ -34,7 +34,8 @@ fn all_are_told_at_once_that_a_process_that_is_no_rank_sends_what_none_can_read(
 #[test]
 fn a_process_that_is_no_rank_is_told_that_a_rank_leaves() {
     let mut wires = remote::wires(3);
-    let (mut beyond, _second) = (wires.pop().expect("three"), wires.pop().expect("three"));
+    let mut beyond = wires.pop().expect("three");
+    let _second = wires.pop().expect("three");
     let asked = Asked { size: 2, processes: 3 };
     let first = wires.pop().expect("three");
     drop(World::by(2, Rank::new(0), asked, WorldOptions::default(), first));

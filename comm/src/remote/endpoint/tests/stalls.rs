@@ -41,7 +41,8 @@ const LONG: Duration = Duration::from_secs(60);
 /// The ends of three ranks of which each has made these calls of NCCL. Those that `wait` wait for the others in a barrier.
 fn ends(calls: [&[usize]; 3], waits: impl Fn(Rank) -> bool + Sync) -> Vec<Error> {
     let ends = launch(3, apart(LONG), |world| {
-        let (rank, handle) = (world.rank(), world.handle());
+        let rank = world.rank();
+        let handle = world.handle();
         let calls = calls[rank.index()];
         for (sequence, count) in (0..).zip(calls) {
             note_operation(&world, &call(sequence, *count));
@@ -86,7 +87,8 @@ fn calls_are_compared_where_a_rank_has_made_fewer() {
 fn the_deadline_of_a_device_names_the_rank_that_has_made_fewer_calls() {
     let both = std::sync::Barrier::new(2);
     let ends = launch(3, apart(Duration::from_secs(7)), |world| {
-        let (rank, handle) = (world.rank(), world.handle());
+        let rank = world.rank();
+        let handle = world.handle();
         let calls = if rank.index() == 2 { 1 } else { 2 };
         (0..calls).for_each(|sequence| note_operation(&world, &call(sequence, 8)));
         if rank.index() == 2 {

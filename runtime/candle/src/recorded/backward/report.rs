@@ -114,7 +114,8 @@ pub(super) fn causes(lost: &[&Param], was_asked_for: impl Fn(&str) -> bool) -> S
     };
     for (has_bias, function) in [(false, "rms_norm"), (true, "layer_norm")] {
         if let Some(last) = norms(has_bias).next_back() {
-            let (path, count) = (last.path, norms(has_bias).count());
+            let path = last.path;
+            let count = norms(has_bias).count();
             let _ = write!(
                 causes,
                 "{path} ({count} such in all) is a norm that cuts, with all before it, if it is \

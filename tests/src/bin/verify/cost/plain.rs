@@ -52,7 +52,8 @@ pub(super) fn run(work: &Work) -> Result<Times, Failure> {
     };
     let times = thread::scope(|scope| {
         let start = |rank| {
-            let (shared, initial) = (&shared, &initial);
+            let shared = &shared;
+            let initial = &initial;
             scope.spawn(move || or_give_up(|| Thread::new(work, shared, initial, rank)?.train()))
         };
         let threads: Vec<_> = (0..ranks).map(start).collect();
@@ -77,7 +78,8 @@ fn or_give_up(rank: impl FnOnce() -> Result<Times, Failure>) -> Times {
 }
 
 fn initial(work: &Work) -> BTreeMap<String, Vec<f32>> {
-    let (spec, seed) = (work.inputs.gpt.config().spec(), work.options.seed);
+    let spec = work.inputs.gpt.config().spec();
+    let seed = work.options.seed;
     spec.params().map(|(_, param)| (param.name.clone(), gpt::init(param, seed))).collect()
 }
 
@@ -105,7 +107,9 @@ impl<'a> Thread<'a> {
         let model = Plain::new(work.inputs.gpt.config().spec(), initial, Precision::default())?;
         let part = shared.parameters.range(rank);
         let zeros = vec![0.0; part.len()];
-        let (sum, first_moment, second_moment) = (zeros.clone(), zeros.clone(), zeros);
+        let sum = zeros.clone();
+        let first_moment = zeros.clone();
+        let second_moment = zeros;
         Ok(Self { work, shared, rank, model, part, sum, first_moment, second_moment })
     }
 

@@ -34,7 +34,8 @@ fn check<'a>(
     tamper: impl FnOnce(&mut f64, &mut Tensors),
 ) -> Result<Twin<'a>, Failure> {
     let summed = faultless(job);
-    let (mut loss, mut gradients) = (summed.loss(), summed.gradients());
+    let mut loss = summed.loss();
+    let mut gradients = summed.gradients();
     tamper(&mut loss, &mut gradients);
     let sharded = Sharded { loss, norm: summed.norm(), verdict, gradients: &gradients };
     let mut twin = Twin::new(job.clone());
@@ -102,7 +103,8 @@ fn a_wrong_loss_and_a_missing_gradient_are_found() {
 fn wrong_parameters_after_an_update_are_found() {
     with_job(&[], |job| {
         let summed = faultless(&job);
-        let (norm, gradients) = (summed.norm(), &summed.gradients());
+        let norm = summed.norm();
+        let gradients = &summed.gradients();
         let sharded = Sharded { loss: summed.loss(), norm, verdict: &Verdict::Apply, gradients };
         let mut twin = Twin::new(job.clone());
         twin.check(&sharded).expect("the same numbers");
@@ -114,7 +116,9 @@ fn wrong_parameters_after_an_update_are_found() {
 #[test]
 fn a_run_of_skipped_steps_verifies_nothing() {
     with_job(&["--reduce-dtype", "f16"], |job| {
-        let (parameter, rank, microbatch) = (NAME.to_owned(), Rank::new(0), 0);
+        let parameter = NAME.to_owned();
+        let rank = Rank::new(0);
+        let microbatch = 0;
         let origin = Origin::Gradient { parameter, rank, microbatch };
         let verdict = Verdict::Skip(NonFiniteGradient { step: 0, origin });
         let twin = check(&job, &verdict, |_, gradients| gradients.clear()).expect("a skipped step");

@@ -62,7 +62,8 @@ pub(super) struct Sharded<'a> {
 
 impl<'a> Sharded<'a> {
     pub(super) fn of(gradients: &'a Gradients, full: &'a Tensors) -> Self {
-        let (loss, norm) = (gradients.loss(), gradients.norm());
+        let loss = gradients.loss();
+        let norm = gradients.norm();
         Self { loss, norm, verdict: gradients.verdict(), gradients: full }
     }
 }
@@ -94,7 +95,8 @@ impl fmt::Display for Verified {
 
 impl<'a> Twin<'a> {
     pub(super) fn new(job: Job<'a>) -> Self {
-        let (model, bound) = (Unsharded::new(&job), bound(job.options));
+        let model = Unsharded::new(&job);
+        let bound = bound(job.options);
         Self { job, model, bound, worst: 0.0, step: 0, compared: 0 }
     }
 
