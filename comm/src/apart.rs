@@ -78,9 +78,9 @@ impl Execution {
 
     fn assembling<D: Contribute>(
         self: &Arc<Self>,
-    ) -> impl FnOnce(Vec<SlotContent<D>>) -> Result<Unpack<D>, String> + use<D> {
+    ) -> impl FnOnce(Vec<SlotContent<D>>, &Descriptor) -> Result<Unpack<D>, String> + use<D> {
         let execution = Arc::clone(self);
-        move |contributions| Unpack::new(execution, contributions)
+        move |contributions, _| Unpack::new(execution, contributions)
     }
 
     /// Returns the request by which messages of this round go into the slots of the operation.

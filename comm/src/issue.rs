@@ -55,8 +55,7 @@ impl Group {
     {
         let site = self.site_of(call.op)?;
         let (described, entry) = self.enter(&site, call, &mut own)?;
-        let actual = Arc::clone(described.actual());
-        let at = At { actual: &actual, ranks: &site.ranks, slot: site.slot, round: 0 };
+        let at = At { actual: described.actual(), ranks: &site.ranks, slot: site.slot, round: 0 };
         let alone = |own: D| Ok::<_, Error>(Pending::ready(own.alone(at).try_into()?));
         let Some(entry) = entry else { return alone(own) };
         if site.ranks.len() == 1 {
@@ -229,17 +228,19 @@ fn meet<D: Contribute>(
 ) -> Result<Ticket, Error> {
     let MemberCall { own: rank, site, .. } = member;
     let core = &rank.core;
-    let actual = Arc::clone(described.actual());
-    let at = At { actual: &actual, ranks: &site.ranks, slot: site.slot, round: 0 };
-    let Descriptor { channel, op, .. } = *described.compared;
+    let Described { compared, actual } = described;
+    let Descriptor { channel, op, .. } = *compared;
     // Elements that are sent count where they arrive.
     let op = if op == Op::Send { Op::Recv } else { op };
-    core.submit(member, described.compared, own, |mut contributions: Vec<D>| {
+    core.submit(member, compared, own, |mut contributions: Vec<D>, compared| {
+        let actual = actual.as_deref().unwrap_or(compared);
+        let at = At { actual, ranks: &site.ranks, slot: site.slot, round: 0 };
         D::introduce(&mut contributions)?;
         // A rank that sends to itself receives nothing.
         let is_between_ranks = at.ranks.first() != at.ranks.last();
+        let plain = at.pattern();
         for (slot, contribution) in contributions.iter().enumerate() {
-            let received = contribution.pattern(at.pattern().at(slot)).received();
+            let received = contribution.pattern(plain.at(slot)).received();
             // Members that get nothing are left alone: each has its ledger in its own cache.
             if is_between_ranks && received > ByteCount::ZERO {
                 core.state.record(at.ranks[slot]).ledger.received(channel, op, received);

@@ -131,7 +131,7 @@ impl Core {
         member: MemberCall<'_>,
         descriptor: Arc<Descriptor>,
         contribution: D,
-        assemble: impl FnOnce(Vec<D>) -> Result<W, String>,
+        assemble: impl FnOnce(Vec<D>, &Descriptor) -> Result<W, String>,
     ) -> Result<Ticket, Error> {
         let key = Key::from(&*descriptor);
         let site = member.site;
@@ -170,7 +170,7 @@ impl Core {
         slot: usize,
         descriptor: &Arc<Descriptor>,
         contribution: D,
-        assemble: impl FnOnce(Vec<D>) -> Result<W, String>,
+        assemble: impl FnOnce(Vec<D>, &Descriptor) -> Result<W, String>,
     ) -> Result<(), Error> {
         match operation.arrive(slot, descriptor, contribution) {
             // A member whose message is on its way is missed by the progress engine, which knows
@@ -179,7 +179,7 @@ impl Core {
             Arrived::Waiting => self.end_if_missing_left(operation, descriptor),
             Arrived::Last(contributions, arrivals) => {
                 self.state.table.remove(operation.key);
-                let work = || assemble(contributions);
+                let work = || assemble(contributions, descriptor);
                 let running = self.assemble(operation, descriptor, arrivals, work)?;
                 let rank = operation.ranks[slot];
                 running.into_iter().for_each(|running| self.launch(running, rank));
