@@ -6,6 +6,7 @@ mod search;
 
 use std::ops::Range;
 
+use self::pieces::PieceWindow;
 pub use self::pieces::{Piece, Pieces};
 use self::place::{Extent, ParamPlacing};
 use crate::check::MAX_ELEMENTS;
@@ -205,10 +206,12 @@ impl UnitLayout {
             let start = region.start + shard_index * region.shard_len;
             start..start + region.shard_len
         };
+        let slots = &self.slots;
+        let frozen_start = self.trainable.shard_len;
         Pieces::new(
-            &self.slots,
-            (trainable, slice(self.trainable), 0),
-            (frozen, slice(self.frozen), self.trainable.shard_len),
+            slots,
+            PieceWindow::new(slots, trainable, slice(self.trainable), 0),
+            PieceWindow::new(slots, frozen, slice(self.frozen), frozen_start),
         )
     }
 

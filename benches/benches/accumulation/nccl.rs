@@ -93,7 +93,7 @@ impl ByNccl {
         let transfer = Transfer::whole(Some(gradient), &mut self.scattered);
         self.row.issue(Op::ReduceScatter, &self.stream, transfer)?;
         let all = 0..self.scattered.len();
-        Ok(self.stream.sum(partial, (&[&self.scattered], all), (self.post, fold), None)?)
+        Ok(self.stream.sum(partial, &[&self.scattered], all, self.post, fold, None)?)
     }
 
     fn try_step(&mut self) -> Result<(), Box<dyn Error>> {

@@ -50,7 +50,7 @@ impl<'a> Source<'a> {
         let mut from = first % PATTERN;
         while at < len {
             let count = (PATTERN - from).min(len - at);
-            buffer.copy(self.stream, at..at + count, (pattern, from..from + count))?;
+            buffer.copy(self.stream, at..at + count, pattern, from..from + count)?;
             (at, from) = (at + count, 0);
         }
         Ok(buffer)

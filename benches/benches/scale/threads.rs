@@ -35,7 +35,7 @@ pub(crate) fn operation(
             barrier.wait();
             Ok(())
         };
-        let ran = run(world, (options, model.clone()), begin, Stopwatch::still());
+        let ran = run(world, options, model.clone(), begin, Stopwatch::still());
         barrier.wait();
         ran.map(|_| of_process())
     });

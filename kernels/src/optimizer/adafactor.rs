@@ -72,12 +72,14 @@ pub struct ParameterSums {
 /// The estimate of a variance, from the moments of a whole parameter.
 #[derive(Debug)]
 pub struct Factored<'a> {
-    rows: &'a [f32],
-    columns: &'a [f32],
+    row_moments: &'a [f32],
+    column_moments: &'a [f32],
     /// The mean of the moments of each matrix's rows, but at least epsilon1.
     means: SmallVec<[f32; 1]>,
-    /// The rows and columns of each matrix.
-    sizes: (usize, usize),
+    /// The rows of each matrix.
+    rows: usize,
+    /// The columns of each matrix.
+    columns: usize,
     least: f32,
 }
 
@@ -226,7 +228,8 @@ pub fn adafactor(
     step: &AdafactorStep,
     sums: &ParameterSums,
     parameter: &mut [f32],
-    (gradient, variance): (&[f32], Variance<'_>),
+    gradient: &[f32],
+    variance: Variance<'_>,
 ) {
     let len = parameter.len();
     assert_eq!(gradient.len(), len, "adafactor: lengths of gradient and parameter differ");
@@ -270,26 +273,27 @@ impl MatrixRun {
 }
 
 impl<'a> Factored<'a> {
-    /// The estimate from the moments of all rows and of all columns of a parameter, `[matrices * rows]` and `[matrices * columns]`. The mean
-    /// of a matrix's row moments is computed in f64 and rounded to f32 once.
+    /// Makes the estimate for a parameter of matrices of `rows` and `columns`, from the moments of
+    /// all rows and of all columns, `[matrices * rows]` and `[matrices * columns]`. The mean of a
+    /// matrix's row moments is computed in f64 and rounded to f32 once.
     ///
     /// # Panics
     ///
     /// If the moments are not those of a number of matrices of these sizes, which are not 0.
     #[must_use]
-    pub fn new(
-        step: &AdafactorStep,
-        [rows, columns]: [&'a [f32]; 2],
-        sizes: (usize, usize),
-    ) -> Self {
-        assert!(sizes.0 > 0 && sizes.1 > 0, "adafactor: a matrix without elements");
-        let matrices = (rows.len().div_ceil(sizes.0), columns.len().div_ceil(sizes.1));
-        let whole = rows.len().is_multiple_of(sizes.0) && columns.len().is_multiple_of(sizes.1);
-        assert!(whole && matrices.0 == matrices.1, "adafactor: moments of other matrices");
-        let mean = |rows: &[f32]| rows.iter().copied().map(f64::from).sum::<f64>() / sizes.0 as f64;
+    pub fn new(step: &AdafactorStep, moments: [&'a [f32]; 2], rows: usize, columns: usize) -> Self {
+        assert!(rows > 0 && columns > 0, "adafactor: a matrix without elements");
+        let [row_moments, column_moments] = moments;
+        let matrices = row_moments.len() / rows;
+        let fits = row_moments.len() == matrices * rows
+            && column_moments.len().is_multiple_of(columns)
+            && column_moments.len() / columns == matrices;
+        assert!(fits, "adafactor: moments of other matrices");
+        let mean =
+            |rows: &[f32]| rows.iter().copied().map(f64::from).sum::<f64>() / rows.len() as f64;
         let least = |mean: f64| nearest_f32(mean.max(step.epsilon1));
-        let means = rows.chunks_exact(sizes.0).map(|rows| least(mean(rows))).collect();
-        Self { rows, columns, means, sizes, least: step.least_variance() }
+        let means = row_moments.chunks_exact(rows).map(|rows| least(mean(rows))).collect();
+        Self { row_moments, column_moments, means, rows, columns, least: step.least_variance() }
     }
 
     /// The variances of a run that begins at this element of the parameter.
@@ -313,20 +317,19 @@ impl Variance<'_> {
                 blocks(0..gradient.len(), |block| {
                     let updates = Updates { clip, least, factor: 1.0 };
                     let moments = &moments[block.clone()];
-                    updates.of((&gradient[block.clone()], moments), |update| act(block, update));
+                    updates.of(&gradient[block.clone()], moments, |update| act(block, update));
                 });
             }
             Self::Factored(of, start) => {
-                let (rows, columns) = of.sizes;
-                for part in (MatrixRun { start, rows, columns }).parts(gradient.len()) {
-                    let factor = of.rows[part.row] / of.means[part.row / rows];
+                let run = MatrixRun { start, rows: of.rows, columns: of.columns };
+                for part in run.parts(gradient.len()) {
+                    let factor = of.row_moments[part.row] / of.means[part.row / of.rows];
                     let updates = Updates { clip, least: of.least, factor };
                     let begin = part.elements.start;
-                    let columns = &of.columns[part.columns];
+                    let columns = &of.column_moments[part.columns];
                     blocks(part.elements, |block| {
                         let columns = &columns[block.start - begin..block.end - begin];
-                        updates
-                            .of((&gradient[block.clone()], columns), |update| act(block, update));
+                        updates.of(&gradient[block.clone()], columns, |update| act(block, update));
                     });
                 }
             }
@@ -346,7 +349,7 @@ struct Updates {
 impl Updates {
     /// Calls `act` with the updates of at most [`BLOCK`] elements.
     #[inline(always)]
-    fn of(self, (gradient, moments): (&[f32], &[f32]), act: impl FnOnce(&[f32])) {
+    fn of(self, gradient: &[f32], moments: &[f32], act: impl FnOnce(&[f32])) {
         let mut updates = [0.0; BLOCK];
         for ((update, gradient), moment) in updates.iter_mut().zip(gradient).zip(moments) {
             let variance = self.factor * moment;

@@ -80,11 +80,11 @@ pub fn adamw_8bit(
 /// # Panics
 ///
 /// If there are not as many codes as elements in `target`, and a scale for each block.
-pub fn decode_8bit(map: EightBitMap, target: &mut [f32], (codes, scales): (&[u8], &[f32])) {
-    check("decode_8bit", target.len(), (codes.len(), scales.len()));
+pub fn decode_8bit(map: EightBitMap, target: &mut [f32], codes: &[u8], scales: &[f32]) {
+    check("decode_8bit", target.len(), codes.len(), scales.len());
     let codes = codes.chunks(EIGHT_BIT_BLOCK);
     for ((target, codes), scale) in target.chunks_mut(EIGHT_BIT_BLOCK).zip(codes).zip(scales) {
-        decode(map.map(), target, (codes, *scale));
+        decode(map.map(), target, codes, *scale);
     }
 }
 
@@ -101,25 +101,25 @@ pub fn encode_8bit(map: EightBitMap, values: &[f32], target: EightBit<'_>) {
 
 impl EightBit<'_> {
     fn check(&self, operation: &str, len: usize) {
-        check(operation, len, (self.codes.len(), self.scales.len()));
+        check(operation, len, self.codes.len(), self.scales.len());
     }
 }
 
-fn check(operation: &str, len: usize, (codes, scales): (usize, usize)) {
+fn check(operation: &str, len: usize, codes: usize, scales: usize) {
     assert_eq!(codes, len, "{operation}: the number of codes for {len} elements");
     let blocks = len.div_ceil(EIGHT_BIT_BLOCK);
     assert_eq!(scales, blocks, "{operation}: the number of scales for {len} elements");
 }
 
 #[inline(always)]
-fn decode(map: &DynamicMap, target: &mut [f32], (codes, scale): (&[u8], f32)) {
+fn decode(map: &DynamicMap, target: &mut [f32], codes: &[u8], scale: f32) {
     for (target, &code) in target.iter_mut().zip(codes) {
         *target = map.numbers[usize::from(code)] * scale;
     }
 }
 
 #[inline(always)]
-fn encode(map: &DynamicMap, values: &[f32], (codes, scale): (&mut [u8], &mut f32)) {
+fn encode(map: &DynamicMap, values: &[f32], codes: &mut [u8], scale: &mut f32) {
     *scale = largest_magnitude(values);
     // A block of zeros gets the code of 0.
     let divisor = if *scale == 0.0 { 1.0 } else { *scale };
@@ -151,7 +151,7 @@ impl Kernel for Encode<'_> {
     fn run(self) {
         let blocks = self.values.chunks(EIGHT_BIT_BLOCK).zip(self.target.scales);
         for ((values, scale), codes) in blocks.zip(self.target.codes.chunks_mut(EIGHT_BIT_BLOCK)) {
-            encode(self.map, values, (codes, scale));
+            encode(self.map, values, codes, scale);
         }
     }
 }
@@ -181,7 +181,7 @@ impl AdamW8Bit<'_> {
         for ((codes, scale), (map, moment)) in
             self.state_at(start).into_iter().zip(maps.iter().zip(&mut moments))
         {
-            decode(map, moment, (codes, *scale));
+            decode(map, moment, codes, *scale);
         }
         let [first, second] = &mut moments;
         let parameters = self.parameter[start..].iter_mut().zip(&self.gradient[start..]);
@@ -190,8 +190,8 @@ impl AdamW8Bit<'_> {
         }
         let [first, second] = &moments;
         let [(first_codes, first_scale), (codes, scale)] = self.state_at(start);
-        encode(maps[0], &first[..codes.len()], (first_codes, first_scale));
-        encode(maps[1], &second[..codes.len()], (&mut *codes, scale));
+        encode(maps[0], &first[..codes.len()], first_codes, first_scale);
+        encode(maps[1], &second[..codes.len()], codes, scale);
         for (code, value) in codes.iter_mut().zip(second) {
             *code = (*code).max(u8::from(*value > 0.0));
         }

@@ -89,7 +89,8 @@ impl NewtonSchulz {
     pub fn orthogonalize(
         &self,
         matrix: &mut [f32],
-        (rows, columns): (usize, usize),
+        rows: usize,
+        columns: usize,
         workspace: &mut [f32],
         threads: Threads,
     ) {
@@ -103,7 +104,7 @@ impl NewtonSchulz {
         round.all(matrix);
         let norm = round.one(nearest_f32(squared_norm(matrix).sqrt().max(self.eps)));
         round.replace(matrix, |value| value / norm);
-        let mut iteration = Iteration { matrix, rows, columns, gram, product, round, threads };
+        let mut iteration = HostIteration { matrix, rows, columns, gram, product, round, threads };
         let coefficients = self.coefficients.map(nearest_f32);
         (0..self.steps).for_each(|_| iteration.step(coefficients));
     }
@@ -136,7 +137,7 @@ impl MatrixDType {
     }
 
     /// Replaces `values` by `keep * values + take * others`, rounded.
-    fn combine(self, values: &mut [f32], others: &[f32], (keep, take): (f32, f32)) {
+    fn combine(self, values: &mut [f32], others: &[f32], keep: f32, take: f32) {
         vectorized(
             #[inline(always)]
             || {
@@ -148,7 +149,7 @@ impl MatrixDType {
     }
 }
 
-struct Iteration<'a> {
+struct HostIteration<'a> {
     matrix: &'a mut [f32],
     rows: usize,
     columns: usize,
@@ -160,7 +161,7 @@ struct Iteration<'a> {
     threads: Threads,
 }
 
-impl Iteration<'_> {
+impl HostIteration<'_> {
     fn step(&mut self, [a, b, c]: [f32; 3]) {
         let short = self.rows.min(self.columns);
         let x = wide(self.matrix, self.rows, self.columns);
@@ -169,7 +170,7 @@ impl Iteration<'_> {
         let gram = Matrix::new(self.gram, short, short);
         let square = &mut self.product[..short * short];
         matmul(square, Fold::Replace, [gram, gram], self.threads);
-        self.round.combine(self.gram, square, (b, c));
+        self.round.combine(self.gram, square, b, c);
         let long = self.rows.max(self.columns);
         for start in (0..long).step_by(columns_at_once(short, long).max(1)) {
             let end = long.min(start + columns_at_once(short, long));
@@ -190,11 +191,11 @@ impl Iteration<'_> {
             // Columns of X are rows of the matrix, which are contiguous.
             matmul(product, Fold::Replace, [part.t(), b.t()], self.threads);
             let part = &mut self.matrix[range.start * short..range.end * short];
-            return self.round.combine(part, product, (a, 1.0));
+            return self.round.combine(part, product, a, 1.0);
         }
         matmul(product, Fold::Replace, [b, part], self.threads);
         for (row, product) in self.matrix.chunks_exact_mut(columns).zip(product.chunks(width)) {
-            self.round.combine(&mut row[range.clone()], product, (a, 1.0));
+            self.round.combine(&mut row[range.clone()], product, a, 1.0);
         }
     }
 }

@@ -86,8 +86,8 @@ impl UpdateFlows {
         let is_owned = |id: ParamId| matches!(plan.spec()[id].state, State::Owned(_));
         let muon = Owners::of(plan, Wholes::Matrices, is_muon).expect("the model was checked");
         let owned = Owners::of(plan, Wholes::Parameters, is_owned).expect("each is a whole");
-        let muon = UpdateExchange::of(plan, &muon, (1, |matrix| matrix.workspace().get()));
-        let owned = UpdateExchange::of(plan, &owned, (2, |matrix| 2 * matrix.numel() as u64));
+        let muon = UpdateExchange::of(plan, &muon, 1, |matrix| matrix.workspace().get());
+        let owned = UpdateExchange::of(plan, &owned, 2, |matrix| 2 * matrix.numel() as u64);
         let [muon, owned] = [muon, owned].map(|it| Some(it).filter(|it| it.owned.most() > 0));
         Self { muon, owned, sums: FactoredSums::of(plan) }
     }
@@ -143,11 +143,7 @@ struct UpdateExchange {
 }
 
 impl UpdateExchange {
-    fn of(
-        plan: &Plan,
-        owners: &Owners,
-        (copies, workspace): (u64, fn(&WholeMatrix) -> u64),
-    ) -> Self {
+    fn of(plan: &Plan, owners: &Owners, copies: u64, workspace: fn(&WholeMatrix) -> u64) -> Self {
         let held = owners.owned().flat_map(|(_, matrix)| pieces(plan, matrix));
         let owned = owners.owned().map(|(owner, it)| (owner..owner + 1, it.numel() as u64));
         let both = owners.owned().flat_map(|(owner, matrix)| {

@@ -59,7 +59,7 @@ impl Stack {
         }
         let runs: Vec<Range<usize>> = self.runs().collect();
         let moments = self.moments.each_ref().map(Vec::as_slice);
-        let factored = Factored::new(step, moments, (rows, columns));
+        let factored = Factored::new(step, moments, rows, columns);
         let squared_update = runs.iter().map(|range| {
             squared_update(step, &gradient[range.clone()], factored.from(range.start))
         });
@@ -69,8 +69,9 @@ impl Stack {
             squared_update: squared_update.sum(),
         };
         for range in runs {
-            let of_run = (&gradient[range.clone()], factored.from(range.start));
-            adafactor(step, &sums, &mut self.parameter[range], of_run);
+            let variance = factored.from(range.start);
+            let gradient = &gradient[range.clone()];
+            adafactor(step, &sums, &mut self.parameter[range], gradient, variance);
         }
     }
 }
@@ -87,7 +88,7 @@ fn step_vector(step: &AdafactorStep, [parameter, moments]: [&mut [f32]; 2], grad
         squares: squares(parameter),
         squared_update: squared_update(step, gradient, step.each(moments)),
     };
-    adafactor(step, &sums, parameter, (gradient, step.each(moments)));
+    adafactor(step, &sums, parameter, gradient, step.each(moments));
 }
 
 fn assert_near(found: &[f32], expected: &[f64]) {
@@ -208,12 +209,13 @@ fn runs_give_the_sums_of_the_whole_and_the_bits_of_its_elements_on_every_machine
     let moments = [wave(12, 0.11), wave(900, 0.13)].map(|it| it.iter().map(|x| x * x).collect());
     let moments: [Vec<f32>; 2] = moments;
     let sums = ParameterSums { elements: 3600, squares: 7.0, squared_update: 9000.0 };
-    let factored = Factored::new(&STEP, [&moments[0], &moments[1]], (4, 300));
+    let factored = Factored::new(&STEP, [&moments[0], &moments[1]], 4, 300);
     let updated = |stack: &Stack| {
         let mut parameter = stack.parameter.clone();
         for range in stack.runs() {
-            let of_run = (&gradient[range.clone()], factored.from(range.start));
-            adafactor(&STEP, &sums, &mut parameter[range], of_run);
+            let variance = factored.from(range.start);
+            let gradient = &gradient[range.clone()];
+            adafactor(&STEP, &sums, &mut parameter[range], gradient, variance);
         }
         parameter
     };
@@ -224,18 +226,18 @@ fn runs_give_the_sums_of_the_whole_and_the_bits_of_its_elements_on_every_machine
 #[test]
 fn moments_of_zero_are_no_divisor() {
     let step = AdafactorStep { weight_decay: 0.0, ..STEP };
-    let factored = Factored::new(&step, [&[0.0; 2], &[0.0; 2]], (2, 2));
+    let factored = Factored::new(&step, [&[0.0; 2], &[0.0; 2]], 2, 2);
     let squared_update = squared_update(&step, &[1e-3; 4], factored.from(0));
     let expected = 4.0 * (1e-3 / f64::from(f32::EPSILON)).powi(2);
     assert!((squared_update / expected - 1.0).abs() < 1e-6, "{squared_update}");
     let mut parameter = [1.0; 4];
     let sums = ParameterSums { elements: 4, squares: 4.0, squared_update };
-    adafactor(&step, &sums, &mut parameter, (&[1e-3; 4], factored.from(0)));
+    adafactor(&step, &sums, &mut parameter, &[1e-3; 4], factored.from(0));
     assert_near(&parameter, &[0.95; 4]);
 }
 
 #[test]
 #[should_panic(expected = "moments of other matrices")]
 fn moments_are_those_of_whole_matrices() {
-    let _ = Factored::new(&STEP, [&[0.0; 4], &[0.0; 3]], (2, 3));
+    let _ = Factored::new(&STEP, [&[0.0; 4], &[0.0; 3]], 2, 3);
 }

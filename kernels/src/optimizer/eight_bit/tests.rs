@@ -75,7 +75,7 @@ impl State {
 
     fn decoded(&self, map: EightBitMap) -> Vec<f32> {
         let mut target = vec![7.0; self.0.len()];
-        decode_8bit(map, &mut target, (&self.0, &self.1));
+        decode_8bit(map, &mut target, &self.0, &self.1);
         target
     }
 }
