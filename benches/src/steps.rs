@@ -101,7 +101,8 @@ impl Steps {
         self.size.microbatches = microbatches;
     }
 
-    /// Runs a step, and checks the norm of its gradient: all ranks and microbatches have the same number of items and the same gradient.
+    /// Runs a step, and checks the norm of its gradient: all ranks and microbatches have the same
+    /// number of items and the same gradient.
     ///
     /// # Errors
     /// The errors of the runtime, and an error if the norm is not the expected one.

@@ -1,5 +1,6 @@
-//! The same collectives over as many elements by NCCL alone, for ranks that share a device: no plan, no descriptors, and no comparison of calls.
-//! Gradients are not packed. The reduced shard is added to the partial by the runtime's own kernel, as every step has to.
+//! The same collectives over as many elements by NCCL alone, for ranks that share a device: no
+//! plan, no descriptors, and no comparison of calls. Gradients are not packed. The reduced shard is
+//! added to the partial by the runtime's own kernel, as every step has to.
 
 use std::error::Error;
 

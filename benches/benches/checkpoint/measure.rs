@@ -113,7 +113,8 @@ impl Plain {
         Self { from: vec![1.0; len], to: Vec::new() }
     }
 
-    /// As fast as it can be done: past the caches. The first time to memory that is found while it is copied to.
+    /// As fast as it can be done: past the caches. The first time to memory that is found while it
+    /// is copied to.
     fn copy(&mut self) {
         if self.to.is_empty() {
             self.to = vec![0.0; self.from.len()];

@@ -1,5 +1,5 @@
-//! A step of 256 ranks beside one of 64, each rank with the same bytes: the time beyond four times as long is
-//! the cost of ranks to each other.
+//! A step of 256 ranks beside one of 64, each rank with the same bytes: the time beyond four times
+//! as long is the cost of ranks to each other.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,8 @@ use crate::options::Options;
 /// How many times as long a step of 256 ranks may take as one of 64.
 const GOAL: f64 = 5.0;
 
-/// Meshes of 64 ranks and of 256: with both axes longer, with longer replicate groups, and with longer shard groups.
+/// Meshes of 64 ranks and of 256: with both axes longer, with longer replicate groups, and with
+/// longer shard groups.
 const PAIRS: [[[usize; 2]; 2]; 3] = [[[8, 8], [16, 16]], [[8, 8], [32, 8]], [[1, 64], [1, 256]]];
 
 const UNITS: u32 = 4;

@@ -92,8 +92,8 @@ fn largest(sizes: impl IntoIterator<Item = (usize, usize)>) -> Result<(usize, us
 }
 
 impl Stream {
-    /// Replaces a matrix of f32 by its orthogonalization, as [`NewtonSchulz::orthogonalize`] does on
-    /// the host. `buffers` are made for its size and for the dtype of the iterations.
+    /// Replaces a matrix of f32 by its orthogonalization, as [`NewtonSchulz::orthogonalize`] does
+    /// on the host. `buffers` are made for its size and for the dtype of the iterations.
     ///
     /// Issues three products and two copies an iteration, and four launches or copies besides. It
     /// does not wait. Products are rounded where the host rounds them, and are summed in another

@@ -1,19 +1,21 @@
 //! The Adafactor update in pieces, for parameters whose elements lie on several ranks.
 //!
-//! A parameter of at least two dims is a stack of matrices, the last two dims. Its variance is estimated from a moment for each row and one
-//! for each column. A rank holds *runs* of consecutive elements, which may begin and end anywhere. The steps of an update:
+//! A parameter of at least two dims is a stack of matrices, the last two dims. Its variance is
+//! estimated from a moment for each row and one for each column. A rank holds *runs* of consecutive
+//! elements, which may begin and end anywhere. The steps of an update:
 //!
 //! 1. [`add_squares`] for each run; then the sums are added up over ranks, in f64.
 //! 2. [`average_sums`] for the moments of rows and of columns.
-//! 3. [`squared_update`] for each run, with a [`Factored`] estimate; then the sums are added up over ranks, like those of the squares of
-//!    the parameter's elements.
+//! 3. [`squared_update`] for each run, with a [`Factored`] estimate; then the sums are added up
+//!    over ranks, like those of the squares of the parameter's elements.
 //! 4. [`adafactor`] for each run.
 //!
-//! A parameter of fewer dims has a second moment for each element: [`average_squares`] takes the place of 1 and 2, and [`Variance::Each`]
-//! that of the estimate.
+//! A parameter of fewer dims has a second moment for each element: [`average_squares`] takes the
+//! place of 1 and 2, and [`Variance::Each`] that of the estimate.
 //!
-//! Sources: Shazeer and Stern, "Adafactor: adaptive learning rates with sublinear memory cost", arXiv 1804.04235; the formulas are those of
-//! `torch.optim.Adafactor`, which differs from the paper in its use of the learning rate and of the first epsilon.
+//! Sources: Shazeer and Stern, "Adafactor: adaptive learning rates with sublinear memory cost",
+//! arXiv 1804.04235; the formulas are those of `torch.optim.Adafactor`, which differs from the
+//! paper in its use of the learning rate and of the first epsilon.
 
 use std::ops::Range;
 
@@ -26,7 +28,8 @@ use crate::simd::vectorized;
 /// The number of elements whose update is computed before it is used.
 const BLOCK: usize = 256;
 
-/// The parameters of one Adafactor update. The factors that follow from them are computed in f64 and rounded to f32 once.
+/// The parameters of one Adafactor update. The factors that follow from them are computed in f64
+/// and rounded to f32 once.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdafactorStep {
     /// The largest relative size of a step, and the rate of the weight decay.
@@ -114,15 +117,17 @@ impl AdafactorStep {
         (keep, nearest_f32(alpha / scale))
     }
 
-    /// The variances of a run of a parameter of fewer than two dims, from the second moment of each element.
+    /// The variances of a run of a parameter of fewer than two dims, from the second moment of each
+    /// element.
     #[must_use]
     pub fn each<'a>(&self, second_moment: &'a [f32]) -> Variance<'a> {
         Variance::Each(second_moment, self.least_variance())
     }
 }
 
-/// Adds the squares of `clip * gradient`, in f64, to the sums of the rows and of the columns of its elements. The sums are those of all
-/// matrices of the parameter, `[matrices * rows]` and `[matrices * columns]`.
+/// Adds the squares of `clip * gradient`, in f64, to the sums of the rows and of the columns of its
+/// elements. The sums are those of all matrices of the parameter, `[matrices * rows]` and
+/// `[matrices * columns]`.
 ///
 /// # Panics
 ///
@@ -155,8 +160,8 @@ fn add_to_columns(gradient: &[f32], clip: f32, columns: &mut [f64]) -> f64 {
     sum_of_squares(&clipped[..gradient.len()])
 }
 
-/// Moves moments towards the means of squares: `moment = (1 - w) * moment + w * mean`, in f32, with `mean = sum / count` rounded to f32 once
-/// and `w = step^beta2_decay`.
+/// Moves moments towards the means of squares: `moment = (1 - w) * moment + w * mean`, in f32, with
+/// `mean = sum / count` rounded to f32 once and `w = step^beta2_decay`.
 ///
 /// # Panics
 ///
@@ -169,8 +174,8 @@ pub fn average_sums(step: &AdafactorStep, moments: &mut [f32], sums: &[f64], cou
     }
 }
 
-/// Moves the second moment of each element towards the square of `g = clip * gradient`: `moment = (1 - w) * moment + w * g * g`, in f32, with
-/// `w = step^beta2_decay`.
+/// Moves the second moment of each element towards the square of `g = clip * gradient`: `moment =
+/// (1 - w) * moment + w * g * g`, in f32, with `w = step^beta2_decay`.
 ///
 /// # Panics
 ///
@@ -189,7 +194,8 @@ pub fn average_squares(step: &AdafactorStep, moments: &mut [f32], gradient: &[f3
     );
 }
 
-/// The sum of the squares of an update `u` before it is scaled, in f64. For each element of a run, in this order and in f32:
+/// The sum of the squares of an update `u` before it is scaled, in f64. For each element of a run,
+/// in this order and in f32:
 ///
 /// ```text
 /// v = row moment / max(mean of the matrix's row moments, epsilon1) * column moment  or, of one dim,  second moment
@@ -211,7 +217,8 @@ pub fn squared_update(step: &AdafactorStep, gradient: &[f32], variance: Variance
     )
 }
 
-/// Updates a run of a parameter. With `u` of [`squared_update`], for each element, in this order and in f32:
+/// Updates a run of a parameter. With `u` of [`squared_update`], for each element, in this order
+/// and in f32:
 ///
 /// ```text
 /// alpha = max(epsilon2, sqrt(squares / elements)) * min(learning_rate, 1 / sqrt(step))
@@ -219,7 +226,8 @@ pub fn squared_update(step: &AdafactorStep, gradient: &[f32], variance: Variance
 /// p = p * (1 - learning_rate * weight_decay) - (alpha / scale) * u
 /// ```
 ///
-/// The factors of the last line are computed in f64. An element's bits do not depend on where a parameter is cut into runs.
+/// The factors of the last line are computed in f64. An element's bits do not depend on where a
+/// parameter is cut into runs.
 ///
 /// # Panics
 ///
@@ -304,7 +312,8 @@ impl<'a> Factored<'a> {
 }
 
 impl Variance<'_> {
-    /// Calls `act` with the update of each element, in order, in blocks: with their range and their updates.
+    /// Calls `act` with the update of each element, in order, in blocks: with their range and their
+    /// updates.
     #[inline(always)]
     fn each_update(self, clip: f32, gradient: &[f32], mut act: impl FnMut(Range<usize>, &[f32])) {
         match self {

@@ -7,7 +7,8 @@ use crate::simd::{Kernel, dispatch};
 /// The number of consecutive elements that share a scale. The last block of a slice may have fewer.
 pub const EIGHT_BIT_BLOCK: usize = 256;
 
-/// State in 8 bits an element: element `i` is the number of its code in the map, times `scales[i / 256]`.
+/// State in 8 bits an element: element `i` is the number of its code in the map, times `scales[i /
+/// 256]`.
 ///
 /// Memory that is filled with zeros is a state of zeros, since all scales are 0.
 #[derive(Debug)]
@@ -20,15 +21,17 @@ pub struct EightBit<'a> {
 
 /// The numbers for which codes stand, from -1 or 0 to 1: dynamic quantization.
 ///
-/// Codes are in the order of their numbers. Numbers are close to each other near zero, and a number in [0.1, 1) is kept more
-/// exactly than one in [0.01, 0.1), and so on for seven powers of ten.
+/// Codes are in the order of their numbers. Numbers are close to each other near zero, and a number
+/// in [0.1, 1) is kept more exactly than one in [0.01, 0.1), and so on for seven powers of ten.
 ///
-/// Source: Dettmers et al., "8-bit optimizers via block-wise quantization", arXiv 2110.02861, sections 2.1 and 2.2. The numbers are those
-/// of `create_dynamic_map(signed, max_exponent_bits=7, total_bits=8)` of its implementation bitsandbytes, except for their last bit: each
-/// is computed in f64 and rounded to f32 once.
+/// Source: Dettmers et al., "8-bit optimizers via block-wise quantization", arXiv 2110.02861,
+/// sections 2.1 and 2.2. The numbers are those of `create_dynamic_map(signed, max_exponent_bits=7,
+/// total_bits=8)` of its implementation bitsandbytes, except for their last bit: each is computed
+/// in f64 and rounded to f32 once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EightBitMap {
-    /// Numbers of both signs, for a first moment: 0 has code 127, and 1 has code 255. The least is about -0.993, with code 0.
+    /// Numbers of both signs, for a first moment: 0 has code 127, and 1 has code 255. The least is
+    /// about -0.993, with code 0.
     Signed,
     /// Numbers from 0, for a second moment: 0 has code 0, and 1 has code 255.
     Unsigned,
@@ -49,18 +52,20 @@ impl EightBitMap {
     }
 }
 
-/// Makes one AdamW update of a slice with 8-bit state: the first moment by the signed map, and the second by the unsigned map. The slices
-/// begin where a block begins.
+/// Makes one AdamW update of a slice with 8-bit state: the first moment by the signed map, and the
+/// second by the unsigned map. The slices begin where a block begins.
 ///
-/// For each block: both moments are decoded, the update is that of [`adamw`](super::adamw()), and the new moments are encoded as
-/// [`encode_8bit`] does. The update itself uses the new moments before they are rounded. A second moment above 0 never gets the code of 0, but
-/// at least code 1, about 3.3e-7 of the largest in its block: 0 would leave `epsilon` alone in the denominator of an element whose
-/// first moment is not 0 and whose next gradient is (Li et al., "Memory efficient optimizers with 4-bit states", arXiv 2309.01507,
-/// section 4.1, the zero-point problem).
+/// For each block: both moments are decoded, the update is that of [`adamw`](super::adamw()), and
+/// the new moments are encoded as [`encode_8bit`] does. The update itself uses the new moments
+/// before they are rounded. A second moment above 0 never gets the code of 0, but at least code 1,
+/// about 3.3e-7 of the largest in its block: 0 would leave `epsilon` alone in the denominator of an
+/// element whose first moment is not 0 and whose next gradient is (Li et al., "Memory efficient
+/// optimizers with 4-bit states", arXiv 2309.01507, section 4.1, the zero-point problem).
 ///
 /// # Panics
 ///
-/// If there are not as many gradients and codes as parameters, and a scale for each block; or if `step.step` is 0.
+/// If there are not as many gradients and codes as parameters, and a scale for each block; or if
+/// `step.step` is 0.
 pub fn adamw_8bit(
     step: &AdamWStep,
     parameter: &mut [f32],
@@ -75,7 +80,8 @@ pub fn adamw_8bit(
     dispatch(AdamW8Bit { factors, maps, parameter, gradient, state: [first, second] });
 }
 
-/// Decodes state: `target[i] = number(codes[i]) * scales[i / 256]`, in f32. The codes begin where a block begins.
+/// Decodes state: `target[i] = number(codes[i]) * scales[i / 256]`, in f32. The codes begin where a
+/// block begins.
 ///
 /// # Panics
 ///
@@ -88,8 +94,9 @@ pub fn decode_8bit(map: EightBitMap, target: &mut [f32], codes: &[u8], scales: &
     }
 }
 
-/// Encodes state. A block's scale is its largest magnitude, and a code is that of the number nearest to `value / scale` (an f32); of two
-/// that are equally near, the lower code. A block with an element that is infinite or NaN decodes to elements that are not finite.
+/// Encodes state. A block's scale is its largest magnitude, and a code is that of the number
+/// nearest to `value / scale` (an f32); of two that are equally near, the lower code. A block with
+/// an element that is infinite or NaN decodes to elements that are not finite.
 ///
 /// # Panics
 ///

@@ -14,10 +14,12 @@ use crate::simd::vectorized;
 /// The least number of columns that are multiplied at once: products of narrow matrices are slow.
 const LEAST_COLUMNS: usize = 256;
 
-/// Newton-Schulz iterations, which move the singular values of a matrix towards 1 and keep its singular vectors.
+/// Newton-Schulz iterations, which move the singular values of a matrix towards 1 and keep its
+/// singular vectors.
 ///
-/// Sources: K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024), whose coefficients are the default; Liu et al.,
-/// "Muon is scalable for LLM training", arXiv 2502.16982. The order of the operations is that of `torch.optim.Muon`.
+/// Sources: K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024),
+/// whose coefficients are the default; Liu et al., "Muon is scalable for LLM training", arXiv
+/// 2502.16982. The order of the operations is that of `torch.optim.Muon`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NewtonSchulz {
     /// The number of iterations.
@@ -26,11 +28,13 @@ pub struct NewtonSchulz {
     pub coefficients: [f64; 3],
     /// The least divisor of the matrix, in place of a norm below it.
     pub eps: f64,
-    /// The dtype to which results are rounded, as PyTorch rounds them with tensors of this dtype. Products are summed in f32.
+    /// The dtype to which results are rounded, as PyTorch rounds them with tensors of this dtype.
+    /// Products are summed in f32.
     pub dtype: MatrixDType,
 }
 
-/// The dtype of the elements of matrices that are multiplied: f32 or bf16. Displayed as `f32` and `bf16`.
+/// The dtype of the elements of matrices that are multiplied: f32 or bf16. Displayed as `f32` and
+/// `bf16`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MatrixDType {
     /// f32.
@@ -62,8 +66,9 @@ impl Default for NewtonSchulz {
 }
 
 impl NewtonSchulz {
-    /// The number of f32 that [`orthogonalize`](Self::orthogonalize) needs besides the matrix, for a matrix of these sizes: m * m + m * max(m,
-    /// min(256, n)), where m is the lesser of the sizes, and n the greater.
+    /// The number of f32 that [`orthogonalize`](Self::orthogonalize) needs besides the matrix, for
+    /// a matrix of these sizes: m * m + m * max(m, min(256, n)), where m is the lesser of the
+    /// sizes, and n the greater.
     #[must_use]
     pub fn workspace(rows: usize, columns: usize) -> usize {
         let short = rows.min(columns);
@@ -71,8 +76,8 @@ impl NewtonSchulz {
         short * (short + columns_at_once(short, long))
     }
 
-    /// Replaces a matrix of `rows` and `columns`, `[rows * columns]`, by its orthogonalization. What `workspace` holds has no meaning, before
-    /// and after.
+    /// Replaces a matrix of `rows` and `columns`, `[rows * columns]`, by its orthogonalization.
+    /// What `workspace` holds has no meaning, before and after.
     ///
     /// With X the matrix, or its transpose if it has more rows than columns:
     ///
@@ -81,8 +86,9 @@ impl NewtonSchulz {
     /// steps times:  A = X X^T;  B = b A + c A A;  X = a X + B X
     /// ```
     ///
-    /// The squares of the norm are summed in f64. In bf16, X, the norm, A, B and each new X are rounded. The bits depend on the processor, as
-    /// those of [`matmul`] do, and not on the threads.
+    /// The squares of the norm are summed in f64. In bf16, X, the norm, A, B and each new X are
+    /// rounded. The bits depend on the processor, as those of [`matmul`] do, and not on the
+    /// threads.
     ///
     /// # Panics
     /// If the matrix or the workspace has another length than its sizes say.
@@ -110,7 +116,8 @@ impl NewtonSchulz {
     }
 }
 
-/// The number of columns of X that are multiplied at once: their product needs no more memory than a square.
+/// The number of columns of X that are multiplied at once: their product needs no more memory than
+/// a square.
 fn columns_at_once(short: usize, long: usize) -> usize {
     short.max(long.min(LEAST_COLUMNS))
 }

@@ -16,10 +16,14 @@ use crate::{ByteCount, DType, ElemCount, ParamId, State};
 /// all-to-all in f32, and gets what the owners computed in another one. Let
 ///
 /// - `held` be the elements of the rank's shard that belong to these parameters,
-/// - `owned` the elements of the matrices that it owns, and `both` those of them that its own shard holds,
-/// - `workspace` the f32 that the largest owned matrix needs: for `Muon` [`WholeMatrix::workspace`], for `Owned` c for each element,
-/// - `words` the f32 of state of the parameters that it owns, of which there is a copy until the update is certain, with `Muon` 0,
-/// - c = 1 for `Muon`, which sends one value of each element, and c = 2 for `Owned`, which sends value and gradient.
+/// - `owned` the elements of the matrices that it owns, and `both` those of them that its own shard
+///   holds,
+/// - `workspace` the f32 that the largest owned matrix needs: for `Muon`
+///   [`WholeMatrix::workspace`], for `Owned` c for each element,
+/// - `words` the f32 of state of the parameters that it owns, of which there is a copy until the
+///   update is certain, with `Muon` 0,
+/// - c = 1 for `Muon`, which sends one value of each element, and c = 2 for `Owned`, which sends
+///   value and gradient.
 ///
 /// | | `Muon` and `Owned` |
 /// |---|---|

@@ -1,4 +1,5 @@
-//! The pieces together are compared with figures of PyTorch and with its formula in f64 on whole parameters; and runs with the whole.
+//! The pieces together are compared with figures of PyTorch and with its formula in f64 on whole
+//! parameters; and runs with the whole.
 
 use super::*;
 use crate::simd::tests::on_both;
@@ -98,8 +99,9 @@ fn assert_near(found: &[f32], expected: &[f64]) {
     }
 }
 
-/// Figures of `torch.optim.Adafactor(lr=0.05, weight_decay=0.1)`, PyTorch 2.15: element i of a parameter begins as sin(0.3 (i + 1)) in [2, 2,
-/// 3], or sin(0.4 (i + 1)) in [4]; its gradient in step t is t sin(0.7 t (i + 1)), or t sin(0.9 t (i + 1)). After three steps.
+/// Figures of `torch.optim.Adafactor(lr=0.05, weight_decay=0.1)`, PyTorch 2.15: element i of a
+/// parameter begins as sin(0.3 (i + 1)) in [2, 2, 3], or sin(0.4 (i + 1)) in [4]; its gradient in
+/// step t is t sin(0.7 t (i + 1)), or t sin(0.9 t (i + 1)). After three steps.
 #[test]
 fn the_results_are_those_of_pytorch() {
     let mut stack = Stack::new([2, 2, 3], &[4, 5]);
@@ -132,7 +134,8 @@ fn the_results_are_those_of_pytorch() {
     assert_near(&vector, &[0.277239144, 0.740594864, 0.878118277, 1.02455235]);
 }
 
-/// Adafactor in f64 on one whole matrix, by the formulas in the documentation of `torch.optim.Adafactor`.
+/// Adafactor in f64 on one whole matrix, by the formulas in the documentation of
+/// `torch.optim.Adafactor`.
 struct InF64 {
     columns: usize,
     parameter: Vec<f64>,
@@ -222,7 +225,8 @@ fn runs_give_the_sums_of_the_whole_and_the_bits_of_its_elements_on_every_machine
     assert_eq!(on_both(|| updated(&cut)), updated(&whole));
 }
 
-/// sqrt(epsilon1^2) divides a gradient whose moments are 0, and the update is scaled down to a root mean square of 1.
+/// sqrt(epsilon1^2) divides a gradient whose moments are 0, and the update is scaled down to a root
+/// mean square of 1.
 #[test]
 fn moments_of_zero_are_no_divisor() {
     let step = AdafactorStep { weight_decay: 0.0, ..STEP };

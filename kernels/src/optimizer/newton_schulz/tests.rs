@@ -1,4 +1,5 @@
-//! The iteration is compared with its definition in f64 with three loops a product, and with what it does to singular values that are known.
+//! The iteration is compared with its definition in f64 with three loops a product, and with what
+//! it does to singular values that are known.
 
 use super::{MatrixDType, NewtonSchulz};
 use crate::matmul::Threads;
@@ -75,9 +76,10 @@ fn error(of: &NewtonSchulz, rows: usize, columns: usize, round: fn(f64) -> f64) 
     pairs.map(|(found, expected)| (f64::from(*found) - expected).abs()).fold(0.0, f64::max)
 }
 
-/// A step multiplies the error of a singular value by at most |a + 3 b x^2 + 5 c x^4| < 4, for x up to 1.2. It adds three products, whose
-/// errors are at most those of 64 roundings in a row if they point in one direction, and of 8 if they are independent of each other. So
-/// five steps leave at most 3 * 8 * (1 + 4 + 16 + 64 + 256) units of 2^-24.
+/// A step multiplies the error of a singular value by at most |a + 3 b x^2 + 5 c x^4| < 4, for x up
+/// to 1.2. It adds three products, whose errors are at most those of 64 roundings in a row if they
+/// point in one direction, and of 8 if they are independent of each other. So five steps leave at
+/// most 3 * 8 * (1 + 4 + 16 + 64 + 256) units of 2^-24.
 #[test]
 fn the_result_is_that_of_the_definition_except_for_rounding() {
     for (rows, columns) in SIZES {
@@ -86,7 +88,8 @@ fn the_result_is_that_of_the_definition_except_for_rounding() {
     }
 }
 
-/// A sum of f32 products may be rounded to another bf16 than the sum in f64, by 2^-8 of it. A step multiplies this by less than 4.
+/// A sum of f32 products may be rounded to another bf16 than the sum in f64, by 2^-8 of it. A step
+/// multiplies this by less than 4.
 #[test]
 fn in_bf16_each_result_is_rounded() {
     let bf16 = |value: f64| f64::from(round_bf16(nearest_f32(value)));
@@ -104,8 +107,8 @@ fn in_bf16_each_result_is_rounded() {
     }
 }
 
-/// Figures of `torch.optim.Muon` (`_zeropower_via_newtonschulz` in PyTorch 2.15, on a CPU), for the matrix [3, 5] whose element i is sin(0.3
-/// (i + 1)), and for its transpose.
+/// Figures of `torch.optim.Muon` (`_zeropower_via_newtonschulz` in PyTorch 2.15, on a CPU), for the
+/// matrix [3, 5] whose element i is sin(0.3 (i + 1)), and for its transpose.
 #[test]
 fn in_bf16_the_result_is_that_of_pytorch() {
     let expected: [f64; 15] = [
