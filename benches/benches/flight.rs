@@ -1,13 +1,16 @@
-//! The cost of the flight recorder: the same operations in worlds that keep 1024 entries and in worlds that keep none.
+//! The cost of the flight recorder: the same operations in worlds that keep 1024 entries and in
+//! worlds that keep none.
 //!
 //! ```text
 //! cargo bench -p hsdp-benches --bench flight
 //! ```
 //!
-//! One thread issues for all ranks, so no thread waits and none is woken: two lines of a group differ only in the recorder. An
-//! entry is written at the issue, gets a handle to the end of its operation, and is closed by the rank that waits. The clock is read
-//! once for each issue, and once for each settled operation, by the thread that settles it. After each group comes the
-//! difference, measured by turns: nanoseconds an entry, for all of its writes. Results are checked before they are timed.
+//! One thread issues for all ranks, so no thread waits and none is woken: two lines of a group
+//! differ only in the recorder. An entry is written at the issue, gets a handle to the end of its
+//! operation, and is closed by the rank that waits. The clock is read once for each issue, and once
+//! for each settled operation, by the thread that settles it. After each group comes the
+//! difference, measured by turns: nanoseconds an entry, for all of its writes. Results are checked
+//! before they are timed.
 
 use std::time::{Duration, Instant};
 
@@ -58,8 +61,8 @@ fn flight(criterion: &mut Criterion) {
     }
 }
 
-/// Prints what an entry costs: what recording adds to the fastest round, and the median of what it adds to two rounds
-/// that follow each other.
+/// Prints what an entry costs: what recording adds to the fastest round, and the median of what it
+/// adds to two rounds that follow each other.
 #[expect(clippy::print_stderr, reason = "a result that criterion has no place for")]
 fn difference(ranks: usize) {
     let [without, with] = [0, KEPT].map(|entries| groups(ranks, entries));

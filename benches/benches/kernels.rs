@@ -1,8 +1,9 @@
 //! Every kernel of `hsdp-kernels` against a memory copy, on one thread.
 //!
-//! A throughput counts the bytes that a kernel really reads and writes (elements of f32 unless its name has another dtype),
-//! so it can be compared with that of `copy` in the same group. The groups are named by the size of their f32 buffers: 1 MiB
-//! stays in a second-level cache, 64 MiB does not. Each kernel's result is checked before it is timed.
+//! A throughput counts the bytes that a kernel really reads and writes (elements of f32 unless its
+//! name has another dtype), so it can be compared with that of `copy` in the same group. The groups
+//! are named by the size of their f32 buffers: 1 MiB stays in a second-level cache, 64 MiB does
+//! not. Each kernel's result is checked before it is timed.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -16,7 +17,8 @@ use hsdp_kernels::{
     squared_norm, unpack, update_in_blocks,
 };
 
-/// A divisor without an exact reciprocal by which what is divided in place stays in range for thousands of runs.
+/// A divisor without an exact reciprocal by which what is divided in place stays in range for
+/// thousands of runs.
 const ABOUT_ONE: f64 = 1.0 + 1e-12;
 
 /// A kernel with its buffers, checked and ready to be timed.
@@ -82,7 +84,8 @@ fn kernels(criterion: &mut Criterion) {
     }
 }
 
-/// All of it within two minutes and a half; `-- --test "1 MiB"` runs each kernel once, checked, in a second.
+/// All of it within two minutes and a half; `-- --test "1 MiB"` runs each kernel once, checked, in
+/// a second.
 fn briefly() -> Criterion {
     Criterion::default()
         .sample_size(30)
@@ -97,7 +100,8 @@ criterion_group! {
 }
 criterion_main!(benches);
 
-/// Numbers that every dtype here represents exactly: quarters from -8 to 8, in a fixed order without a short period.
+/// Numbers that every dtype here represents exactly: quarters from -8 to 8, in a fixed order
+/// without a short period.
 fn numbers<T>(len: usize, from: impl Fn(f32) -> T) -> Vec<T> {
     (0..len).map(|index| from(((index * 7919 + index / 64) % 65) as f32 / 4.0 - 8.0)).collect()
 }

@@ -1,11 +1,12 @@
-//! The cost of an update by each optimizer, beside that of AdamW: the measured time, and the planned bytes of state and bytes that a rank
-//! receives, of the rank with the most.
+//! The cost of an update by each optimizer, beside that of AdamW: the measured time, and the
+//! planned bytes of state and bytes that a rank receives, of the rank with the most.
 //!
 //! ```text
 //! cargo bench -p hsdp-benches --bench updates
 //! ```
 //!
-//! The model has the shapes of the layers of a transformer. Only the update is timed: gradients are there before it.
+//! The model has the shapes of the layers of a transformer. Only the update is timed: gradients are
+//! there before it.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -34,7 +35,8 @@ struct Options {
     /// The number of layers; at most 1000.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1000))]
     layers: u32,
-    /// The number of measured updates of each optimizer, after one that makes its state; at most 10000.
+    /// The number of measured updates of each optimizer, after one that makes its state; at most
+    /// 10000.
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     repeat: u32,
     /// Run a short version that only checks that the bench works: its numbers mean nothing.

@@ -6,10 +6,11 @@ use clap::Parser;
 use hsdp::Mesh;
 use hsdp_train::{Failure, Warnings, command_line, threads};
 
-/// Reads the command line, and calls `measure` with its options. Warnings of the libraries are lines on stderr.
+/// Reads the command line, and calls `measure` with its options. Warnings of the libraries are
+/// lines on stderr.
 ///
-/// Prints one line and returns exit code 2 if the command line is invalid or more memory would be needed than there is, and exit
-/// code 1 if the measurement fails or its result cannot be printed.
+/// Prints one line and returns exit code 2 if the command line is invalid or more memory would be
+/// needed than there is, and exit code 1 if the measurement fails or its result cannot be printed.
 pub fn run<O: Parser>(measure: impl FnOnce(O) -> Result<(), Failure>) -> ExitCode {
     let command = O::command();
     let name = command.get_name();

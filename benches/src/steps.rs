@@ -101,7 +101,8 @@ impl Steps {
         self.size.microbatches = microbatches;
     }
 
-    /// Runs a step, and checks the norm of its gradient: all ranks and microbatches have the same number of items and the same gradient.
+    /// Runs a step, and checks the norm of its gradient: all ranks and microbatches have the same
+    /// number of items and the same gradient.
     ///
     /// # Errors
     /// The errors of the runtime, and an error if the norm is not the expected one.
@@ -125,7 +126,7 @@ impl Steps {
         let mut step = self.model.begin_step(options)?;
         watch.lap(Part::Begin);
         for _ in 0..microbatches {
-            microbatch(&mut step, (&self.units, &self.gradients), watch)?;
+            microbatch(&mut step, &self.units, &self.gradients, watch)?;
         }
         let gradients = step.finish()?;
         let norm = gradients.norm();
@@ -179,7 +180,8 @@ fn on_device(values: &[f32], ordinal: usize) -> Result<Arc<dyn GradientValues>, 
 
 fn microbatch(
     step: &mut Step<'_>,
-    (units, gradients): (&[UnitId], &[Arc<dyn GradientValues>]),
+    units: &[UnitId],
+    gradients: &[Arc<dyn GradientValues>],
     watch: &mut Stopwatch,
 ) -> Result<(), Error> {
     let mut pass = step.microbatch()?;

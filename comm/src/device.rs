@@ -373,10 +373,10 @@ impl DeviceMember {
             DeviceInput::Gather { .. } => Ok(()),
             DeviceInput::Reduce(DeviceGradients { scaling, fold, noted, microbatch, .. }) => {
                 let notes = Some(Notes { noted, round: *microbatch });
-                stream.sum(output, (wires, range), (scaling.post, *fold), notes)
+                stream.sum(output, wires, range, scaling.post, *fold, notes)
             }
             DeviceInput::AllReduce(scaling) => {
-                stream.sum(output, (wires, range), (scaling.post, Fold::Replace), None)
+                stream.sum(output, wires, range, scaling.post, Fold::Replace, None)
             }
         }
     }
@@ -501,8 +501,8 @@ fn place_all(
                 let to = region.start + index * region.shard_len;
                 let len = region.shard_len;
                 if len > 0 {
-                    let part = (&**shard, from..from + len);
-                    member.output.copy(&member.caller.stream, to..to + len, part)?;
+                    let stream = &member.caller.stream;
+                    member.output.copy(stream, to..to + len, shard, from..from + len)?;
                 }
                 from += len;
             }
@@ -572,10 +572,10 @@ fn sum_of_owner(
     let summed = begin..owned.end;
     let mut sums = members[owner].room(DType::F32, summed.len(), "sums of partials")?;
     let stream = Arc::clone(&members[owner].caller.stream);
-    stream.sum(&mut sums, (wires, summed), (scaling.post, Fold::Replace), None)?;
+    stream.sum(&mut sums, wires, summed, scaling.post, Fold::Replace, None)?;
     members.iter_mut().try_for_each(|member| {
         let from = owned.start - begin..owned.end - begin;
-        member.output.copy(&stream, owned.clone(), (&sums, from))
+        member.output.copy(&stream, owned.clone(), &sums, from)
     })
 }
 

@@ -1,5 +1,6 @@
-//! The counting allocator, installed. Each test counts for ranks of its own, since all tests run in one process at
-//! once. A compiler may leave out a block that nothing uses, so blocks pass through `black_box`.
+//! The counting allocator, installed. Each test counts for ranks of its own, since all tests run in
+//! one process at once. A compiler may leave out a block that nothing uses, so blocks pass through
+//! `black_box`.
 
 use std::hint::black_box;
 use std::sync::Barrier;
@@ -147,7 +148,8 @@ fn a_scope_counts_this_thread_alone() {
     let _scope = memory::scope(Category::Optimizer);
     let elsewhere = thread::spawn(|| black_box(vec![0_u8; 10_000]));
     let block = elsewhere.join().unwrap();
-    // The allocations of the spawn are counted too. All but a few bytes, less than the block, are freed again.
+    // The allocations of the spawn are counted too. All but a few bytes, less than the block, are
+    // freed again.
     assert!(memory::usage(rank, Category::Optimizer).live < ByteCount(10_000));
     drop(block);
 }

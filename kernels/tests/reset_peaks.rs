@@ -8,8 +8,8 @@ use hsdp_sharding::{ByteCount, Rank};
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
-/// Holds a block that is allocated, never touched and freed in sight of the compiler (K-4). The compiler must not leave it
-/// out, since its address is used.
+/// Holds a block that is allocated, never touched and freed in sight of the compiler (K-4). The
+/// compiler must not leave it out, since its address is used.
 fn hold_for_a_moment(bytes: usize) {
     let block = vec![0_u8; bytes];
     let address = block.as_ptr().addr();

@@ -20,11 +20,12 @@ impl ModelSpec {
     /// - [`Error::DuplicateName`] if two parameters or two units have the same name.
     /// - [`Error::DuplicateSetting`] if a setting is stated twice, also with one value.
     /// - [`Error::ZeroDim`] if a dim of a parameter has size 0, [`Error::InvalidRows`] if it asks
-    ///   for pieces of 0 rows, or for rows without having a dim, [`Error::InvalidBlocks`] if it asks for blocks of 0 elements.
-    /// - [`Error::InvalidMatrices`] if a parameter is not the stack of matrices that it declares, [`Error::NoMatrices`] if it is
-    ///   updated by Muon and has none.
-    /// - [`Error::InvalidState`] if a parameter has more than 1024 f32 of state an element, or blocks of 0 elements,
-    ///   [`Error::TooLarge`] if owners keep more than 2^48 f32 in all.
+    ///   for pieces of 0 rows, or for rows without having a dim, [`Error::InvalidBlocks`] if it
+    ///   asks for blocks of 0 elements.
+    /// - [`Error::InvalidMatrices`] if a parameter is not the stack of matrices that it declares,
+    ///   [`Error::NoMatrices`] if it is updated by Muon and has none.
+    /// - [`Error::InvalidState`] if a parameter has more than 1024 f32 of state an element, or
+    ///   blocks of 0 elements, [`Error::TooLarge`] if owners keep more than 2^48 f32 in all.
     /// - [`Error::TrainedForwardOnly`] if a unit for the forward alone has a trainable parameter.
     /// - [`Error::UnitDType`] if a unit computes in another dtype than f32, f16 and bf16.
     /// - [`Error::InvalidStorage`] if a parameter is stored in another dtype than f16 and bf16, is
@@ -171,7 +172,8 @@ impl Param {
         self.check_state()
     }
 
-    /// Checks that a declared view has all elements. No product of sizes above 0 that saturates is that of a layout.
+    /// Checks that a declared view has all elements. No product of sizes above 0 that saturates is
+    /// that of a layout.
     fn check_matrices(&self) -> Result<(), Error> {
         match self.view {
             Some(matrices) if matrices.numel() != self.numel() => {

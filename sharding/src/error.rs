@@ -106,7 +106,8 @@ pub enum Error {
         /// The matrices, as declared.
         matrices: Matrices,
     },
-    /// A parameter is updated as whole matrices, and has neither two dims nor [declared](crate::Param::matrices) matrices.
+    /// A parameter is updated as whole matrices, and has neither two dims nor
+    /// [declared](crate::Param::matrices) matrices.
     #[error(
         "parameter `{param}` of shape {shape:?} is no matrix: declare it with `matrices`, or update it by another optimizer"
     )]

@@ -6,6 +6,7 @@ mod search;
 
 use std::ops::Range;
 
+use self::pieces::PieceWindow;
 pub use self::pieces::{Piece, Pieces};
 use self::place::{Extent, ParamPlacing};
 use crate::check::MAX_ELEMENTS;
@@ -103,14 +104,15 @@ pub struct UnitLayout {
 impl UnitLayout {
     /// Lays `unit` out over a shard group of `shard_size` ranks.
     ///
-    /// Without granularity of rows or blocks this takes one pass over the parameters. With it, the layout
-    /// searches for the smallest shard length at which every parameter is cut only where it may be:
-    /// see [`padding`](Self::padding).
+    /// Without granularity of rows or blocks this takes one pass over the parameters. With it, the
+    /// layout searches for the smallest shard length at which every parameter is cut only where it
+    /// may be: see [`padding`](Self::padding).
     ///
     /// # Errors
     /// - [`Error::EmptyShardGroup`] if `shard_size` is 0.
-    /// - [`Error::EmptyUnit`], [`Error::ZeroDim`], [`Error::InvalidRows`], [`Error::InvalidBlocks`],
-    ///   [`Error::InvalidMatrices`], [`Error::NoMatrices`], [`Error::InvalidState`], [`Error::InvalidStorage`] if the unit cannot be laid out.
+    /// - [`Error::EmptyUnit`], [`Error::ZeroDim`], [`Error::InvalidRows`],
+    ///   [`Error::InvalidBlocks`], [`Error::InvalidMatrices`], [`Error::NoMatrices`],
+    ///   [`Error::InvalidState`], [`Error::InvalidStorage`] if the unit cannot be laid out.
     /// - [`Error::TooLarge`] if it takes more than 2^48 elements, or than a `usize` counts.
     pub fn new(unit: &Unit, shard_size: usize) -> Result<Self, Error> {
         if shard_size == 0 {
@@ -162,16 +164,16 @@ impl UnitLayout {
         self.trainable.shard_len + self.frozen.shard_len
     }
 
-    /// The dtype in which the frozen region is [stored](crate::Param::stored_in), if that is its only
-    /// copy.
+    /// The dtype in which the frozen region is [stored](crate::Param::stored_in), if that is its
+    /// only copy.
     #[must_use]
     pub const fn stored(&self) -> Option<DType> {
         self.stored
     }
 
-    /// The number of elements of one rank's `shard` that have an f32 master, padding included: those
-    /// of the trainable slice alone if the frozen region is [stored](Self::stored) in the compute
-    /// dtype, and otherwise all.
+    /// The number of elements of one rank's `shard` that have an f32 master, padding included:
+    /// those of the trainable slice alone if the frozen region is [stored](Self::stored) in the
+    /// compute dtype, and otherwise all.
     #[must_use]
     pub const fn master_len(&self) -> usize {
         match self.stored {
@@ -205,21 +207,23 @@ impl UnitLayout {
             let start = region.start + shard_index * region.shard_len;
             start..start + region.shard_len
         };
+        let slots = &self.slots;
+        let frozen_start = self.trainable.shard_len;
         Pieces::new(
-            &self.slots,
-            (trainable, slice(self.trainable), 0),
-            (frozen, slice(self.frozen), self.trainable.shard_len),
+            slots,
+            PieceWindow::new(slots, trainable, slice(self.trainable), 0),
+            PieceWindow::new(slots, frozen, slice(self.frozen), frozen_start),
         )
     }
 
     /// The number of elements of `full` that belong to no parameter.
     ///
     /// With element granularity this is at most 31 per parameter, and at each region's end less
-    /// than 32 per rank. Granularity of rows or blocks needs more: a parameter that spans three shards or more
-    /// forces the shard length to a multiple of its group of rows or block, and a parameter that spans two is
-    /// shifted. The layout takes the smallest possible shard length. Only where thousands of
-    /// candidates in a row have failed does it skip some of the later ones, and may then take a
-    /// slightly larger length.
+    /// than 32 per rank. Granularity of rows or blocks needs more: a parameter that spans three
+    /// shards or more forces the shard length to a multiple of its group of rows or block, and a
+    /// parameter that spans two is shifted. The layout takes the smallest possible shard length.
+    /// Only where thousands of candidates in a row have failed does it skip some of the later ones,
+    /// and may then take a slightly larger length.
     #[must_use]
     pub fn padding(&self) -> ElemCount {
         let used: usize = self.slots.iter().map(|slot| slot.len).sum();

@@ -1,5 +1,7 @@
-//! The loop beside the runtime. Of ranks on the host: the same passes over as many bytes, and nothing else: the limit of the machine. The kernels are
-//! the runtime's own, one pass each, so the difference is the runtime: plan, descriptors, blocks, waiting. `nccl` has that of ranks on a device.
+//! The loop beside the runtime. Of ranks on the host: the same passes over as many bytes, and
+//! nothing else: the limit of the machine. The kernels are the runtime's own, one pass each, so the
+//! difference is the runtime: plan, descriptors, blocks, waiting. `nccl` has that of ranks on a
+//! device.
 
 use std::sync::{Barrier, Mutex, PoisonError};
 
@@ -49,7 +51,8 @@ impl Bare {
         let is_plain = is_f32 && options.mode == Accumulation::ReduceScatter;
         match options.comm {
             Comm::Local => is_plain,
-            // On both axes, ranks that are threads would wait for each other: NCCL takes memory in the first call of the second.
+            // On both axes, ranks that are threads would wait for each other: NCCL takes memory in
+            // the first call of the second.
             Comm::Nccl => {
                 let Options { mesh, .. } = options;
                 let has_one_axis = mesh.replicate_size() == 1 || mesh.shard_size() == 1;
@@ -162,7 +165,8 @@ impl Shared {
         self.mesh.group(Axis::Shard, Rank::new(rank))
     }
 
-    /// Copies this rank's shard to every member of its row, or its part of the shard to where all read it.
+    /// Copies this rank's shard to every member of its row, or its part of the shard to where all
+    /// read it.
     fn gather(&self, rank: usize, unit: usize) {
         let Coordinate { replicate_index, shard_index } = self.mesh.coordinate(Rank::new(rank));
         let shard = &self.shards[rank][unit];

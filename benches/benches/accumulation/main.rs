@@ -1,19 +1,22 @@
-//! The accumulation benchmark: the time of a step's data movement, without the arithmetic of a model.
+//! The accumulation benchmark: the time of a step's data movement, without the arithmetic of a
+//! model.
 //!
 //! ```text
 //! cargo bench -p hsdp-benches --bench accumulation -- --mesh 2x2 --units 8 --numel 2000000 --microbatches 8
 //! ```
 //!
-//! A step has some microbatches. Each unshards every unit for the forward, and again for the backward, last unit first, and
-//! reduces a gradient that exists already; the deferred all-reduce and the agreement end the step. The optimizer is not
-//! included. `benches/peers/fsdp2.py` does the same work with PyTorch FSDP2.
+//! A step has some microbatches. Each unshards every unit for the forward, and again for the
+//! backward, last unit first, and reduces a gradient that exists already; the deferred all-reduce
+//! and the agreement end the step. The optimizer is not included. `benches/peers/fsdp2.py` does the
+//! same work with PyTorch FSDP2.
 //!
-//! By turns with the runtime, on the same threads, a bare loop makes the same passes over as many bytes and nothing else: it
-//! has no plan and no descriptors, and waits only at the end. docs/performance.md has the formula of the bytes. With `--comm nccl` all lies on a
-//! CUDA device, and the loop makes the same calls of NCCL.
+//! By turns with the runtime, on the same threads, a bare loop makes the same passes over as many
+//! bytes and nothing else: it has no plan and no descriptors, and waits only at the end.
+//! docs/performance.md has the formula of the bytes. With `--comm nccl` all lies on a CUDA device,
+//! and the loop makes the same calls of NCCL.
 //!
-//! In reading order: `options`, `ranks`, `bare` (the loop), `nccl` (that on a device), `bytes`, `report`; the step of hsdp is in the module `steps` of
-//! this crate.
+//! In reading order: `options`, `ranks`, `bare` (the loop), `nccl` (that on a device), `bytes`,
+//! `report`; the step of hsdp is in the module `steps` of this crate.
 
 mod bare;
 mod bytes;
@@ -47,8 +50,8 @@ fn main() -> ExitCode {
     })
 }
 
-/// Runs both in turn on one thread a rank; the times of rank 0, from one meeting of all ranks to the next, if it is a rank of
-/// this process.
+/// Runs both in turn on one thread a rank; the times of rank 0, from one meeting of all ranks to
+/// the next, if it is a rank of this process.
 fn measure(options: &Options) -> Result<Option<Times>, String> {
     let bare = Bare::of(options)?;
     let ran = ranks::launch(options, |world| rank(options, world, bare.as_ref()))?;

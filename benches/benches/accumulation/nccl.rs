@@ -1,5 +1,6 @@
-//! The same collectives over as many elements by NCCL alone, for ranks that share a device: no plan, no descriptors, and no comparison of calls.
-//! Gradients are not packed. The reduced shard is added to the partial by the runtime's own kernel, as every step has to.
+//! The same collectives over as many elements by NCCL alone, for ranks that share a device: no
+//! plan, no descriptors, and no comparison of calls. Gradients are not packed. The reduced shard is
+//! added to the partial by the runtime's own kernel, as every step has to.
 
 use std::error::Error;
 
@@ -93,7 +94,7 @@ impl ByNccl {
         let transfer = Transfer::whole(Some(gradient), &mut self.scattered);
         self.row.issue(Op::ReduceScatter, &self.stream, transfer)?;
         let all = 0..self.scattered.len();
-        Ok(self.stream.sum(partial, (&[&self.scattered], all), (self.post, fold), None)?)
+        Ok(self.stream.sum(partial, &[&self.scattered], all, self.post, fold, None)?)
     }
 
     fn try_step(&mut self) -> Result<(), Box<dyn Error>> {

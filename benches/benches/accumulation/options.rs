@@ -13,12 +13,14 @@ use hsdp_train::memory::Limit;
 
 use crate::bare::Bare;
 
-/// Measures the step of a sharded model without its arithmetic, beside a bare loop over the same bytes.
+/// Measures the step of a sharded model without its arithmetic, beside a bare loop over the same
+/// bytes.
 #[derive(Debug, Parser)]
 #[command(name = "accumulation")]
 pub(crate) struct Options {
-    /// The ranks: threads of this process, the processes that mpirun has started (needs a build with --features mpi), or threads that share the first
-    /// CUDA device and go by NCCL (needs --features nccl).
+    /// The ranks: threads of this process, the processes that mpirun has started (needs a build
+    /// with --features mpi), or threads that share the first CUDA device and go by NCCL (needs
+    /// --features nccl).
     #[arg(long, value_enum, default_value_t = Comm::Local)]
     pub(crate) comm: Comm,
     /// The mesh, replicate x shard.
@@ -82,7 +84,8 @@ impl Options {
         self.mesh.world_size()
     }
 
-    /// Checks that the memory of all ranks, and of the bare loop beside them, is within that of this process, where they lie there.
+    /// Checks that the memory of all ranks, and of the bare loop beside them, is within that of
+    /// this process, where they lie there.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         if self.comm == Comm::Mpi {
             return Ok(());

@@ -11,7 +11,8 @@ use crate::options::{Comm, Options};
 /// The text of the error of a rank, or of its panic.
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// The deadline of a step on a device. It is longer than a step takes, and shorter than the time that a run on a card has for it.
+/// The deadline of a step on a device. It is longer than a step takes, and shorter than the time
+/// that a run on a card has for it.
 pub(crate) const ON_A_DEVICE: Duration = Duration::from_secs(30);
 
 /// Runs the ranks of this process; the results of all, or the first error.

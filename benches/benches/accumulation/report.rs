@@ -53,7 +53,8 @@ pub(crate) fn show(options: &Options, times: &Times) -> Result<(), PrintError> {
     ))
 }
 
-/// The one in the middle of the ratios of neighboring steps: a machine whose memory is faster at times, as one that others share, is so for both.
+/// The one in the middle of the ratios of neighboring steps: a machine whose memory is faster at
+/// times, as one that others share, is so for both.
 fn of_turns(times: &Times) -> f64 {
     let turns = times.runtime.iter().zip(&times.bare);
     let mut ratios: Vec<f64> =

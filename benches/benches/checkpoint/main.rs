@@ -1,11 +1,13 @@
-//! The time for which training waits for a save in the background, beside a plain copy of as many bytes.
+//! The time for which training waits for a save in the background, beside a plain copy of as many
+//! bytes.
 //!
 //! ```text
 //! cargo bench -p hsdp-benches --bench checkpoint
 //! ```
 //!
-//! Each round trains a step, begins a save, waits until the save is on the disk, and copies as many bytes on the same threads. The
-//! first round is reported separately: it copies to memory that the system has not provided yet.
+//! Each round trains a step, begins a save, waits until the save is on the disk, and copies as many
+//! bytes on the same threads. The first round is reported separately: it copies to memory that the
+//! system has not provided yet.
 //!
 //! In reading order: `options`, `measure`.
 

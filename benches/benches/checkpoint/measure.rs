@@ -46,7 +46,7 @@ pub(crate) struct Measured {
 }
 
 pub(crate) fn measure(options: &Options, folder: &Path) -> Result<Measured, Error> {
-    let rank = |world| rank(world, (options, folder));
+    let rank = |world| rank(world, options, folder);
     let ranks = hsdp::launch(options.mesh.world_size(), WorldOptions::default(), rank);
     let mut all = Measured { bytes: ByteCount(0), rounds: Vec::new() };
     for (bytes, rounds) in ranks.into_iter().collect::<Result<Vec<_>, Error>>()? {
@@ -59,10 +59,7 @@ pub(crate) fn measure(options: &Options, folder: &Path) -> Result<Measured, Erro
 }
 
 /// Measures the bytes that a rank copies, and its times.
-fn rank(
-    world: World,
-    (options, folder): (&Options, &Path),
-) -> Result<(ByteCount, Vec<Round>), Error> {
+fn rank(world: World, options: &Options, folder: &Path) -> Result<(ByteCount, Vec<Round>), Error> {
     let Options { mesh, repeat, .. } = *options;
     let together = world.world_group(Channel::User);
     let mut steps = Steps::new(world, options.size(), ModelOptions::on(mesh))?;
@@ -116,7 +113,8 @@ impl Plain {
         Self { from: vec![1.0; len], to: Vec::new() }
     }
 
-    /// As fast as it can be done: past the caches. The first time to memory that is found while it is copied to.
+    /// As fast as it can be done: past the caches. The first time to memory that is found while it
+    /// is copied to.
     fn copy(&mut self) {
         if self.to.is_empty() {
             self.to = vec![0.0; self.from.len()];

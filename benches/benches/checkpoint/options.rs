@@ -19,10 +19,12 @@ pub(crate) struct Options {
     /// The number of elements of a parameter.
     #[arg(long, default_value_t = 2_097_152, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) numel: u32,
-    /// The number of measured saves, after a first one that is reported separately because its memory is fresh; at most 1000000.
+    /// The number of measured saves, after a first one that is reported separately because its
+    /// memory is fresh; at most 1000000.
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) repeat: u32,
-    /// The folder in which the bench makes a folder of checkpoints, which it removes at the end; by default the system's folder for temporary files.
+    /// The folder in which the bench makes a folder of checkpoints, which it removes at the end; by
+    /// default the system's folder for temporary files.
     #[arg(long)]
     pub(crate) out: Option<PathBuf>,
     /// Run a short version that only checks that the bench works: its numbers mean nothing.

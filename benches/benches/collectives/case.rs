@@ -17,7 +17,8 @@ pub(crate) struct Collective {
     pub(crate) prepare: fn(Place) -> Box<dyn Case>,
 }
 
-/// How much of its larger buffer a collective must move over a wire, by nccl-tests' doc/PERFORMANCE.md.
+/// How much of its larger buffer a collective must move over a wire, by nccl-tests'
+/// doc/PERFORMANCE.md.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bus {
     /// Every rank's part of the sum to its owner, and back to all: 2 (n - 1) / n.
@@ -46,7 +47,8 @@ impl Bus {
 }
 
 impl Collective {
-    /// Rank 0's place where the larger buffer has about `size`: each rank has a part, and all are alike.
+    /// Rank 0's place where the larger buffer has about `size`: each rank has a part, and all are
+    /// alike.
     pub(crate) fn place(&self, ranks: usize, size: Size) -> Place {
         let part = (size.0 / self.element / ranks / self.grain).max(1) * self.grain;
         Place { rank: 0, ranks, part, element: self.element }
@@ -61,7 +63,8 @@ pub(crate) trait Case {
     /// Compares what the first call gave with its closed form.
     fn check(&self) -> Result<(), Wrong>;
 
-    /// Has all later calls compute on numbers that stay finite, where a result is the next call's input.
+    /// Has all later calls compute on numbers that stay finite, where a result is the next call's
+    /// input.
     fn calm(&mut self);
 }
 

@@ -49,7 +49,8 @@ pub(crate) struct Options {
 pub(crate) enum Format {
     /// For people.
     Table,
-    /// For programs, one line for each collective and size: name, ranks, bytes, least and median in seconds.
+    /// For programs, one line for each collective and size: name, ranks, bytes, least and median in
+    /// seconds.
     Lines,
 }
 

@@ -63,7 +63,8 @@ impl Place {
     }
 }
 
-/// Small whole numbers, in which rank and index show: exact in bf16 for up to 36 ranks, and their sums in f32.
+/// Small whole numbers, in which rank and index show: exact in bf16 for up to 36 ranks, and their
+/// sums in f32.
 pub(crate) fn brought(rank: usize, index: usize) -> f32 {
     ((rank + 1) * (index % 7 + 1)) as f32
 }

@@ -1,4 +1,5 @@
-//! The runtime's own collectives: a unit of one parameter gathered, its gradient reduced, partials all-reduced.
+//! The runtime's own collectives: a unit of one parameter gathered, its gradient reduced, partials
+//! all-reduced.
 
 use std::mem;
 use std::sync::Arc;

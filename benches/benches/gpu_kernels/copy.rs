@@ -30,7 +30,7 @@ impl Case for Copy {
     fn issue(&mut self, stream: &Stream, launches: u32) -> Result<(), CudaError> {
         let all = 0..self.source.len();
         (0..launches)
-            .try_for_each(|_| self.target.copy(stream, all.clone(), (&self.source, all.clone())))
+            .try_for_each(|_| self.target.copy(stream, all.clone(), &self.source, all.clone()))
     }
 
     fn check(&self, source: &Source<'_>) -> Result<(), Failure> {

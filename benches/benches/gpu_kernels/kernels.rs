@@ -83,7 +83,7 @@ fn updates() -> impl Iterator<Item = Named> {
     all.map(|((rule, said), (count, cast))| {
         let to = cast.map_or(String::new(), |dtype| format!(", to {dtype}"));
         let name = format!("{said}, {count} x{to}");
-        named(name, move |source, len| Update::new(source, rule, (count, cast), len))
+        named(name, move |source, len| Update::new(source, rule, len, count, cast))
     })
 }
 

@@ -1,4 +1,5 @@
-//! Every kernel of `hsdp_kernels::cuda` against a copy on the same device, and the time that the host needs to issue them.
+//! Every kernel of `hsdp_kernels::cuda` against a copy on the same device, and the time that the
+//! host needs to issue them.
 //!
 //! ```text
 //! cargo bench -p hsdp-benches --features cuda --bench gpu_kernels
@@ -6,24 +7,29 @@
 //! tests/emulator/run.sh cargo bench -p hsdp-benches --features cuda --bench gpu_kernels -- --smoke   # only checks that it runs
 //! ```
 //!
-//! A size counts all elements as f32: 16 MiB are 4 Mi elements, whatever their dtype. The moved bytes are those that a kernel
-//! reads and writes, each once. By turns with each kernel, the bench times a copy of as many bytes from one buffer of the device to
-//! another. The last column is the speed of the kernel relative to that copy: 1.00 is as fast as the copy. Work buffers are tiled
-//! on the device from a small pattern. Before the timing, each kernel runs once on few elements, and its result is compared with
-//! that of its twin on the CPU, bit for bit.
+//! A size counts all elements as f32: 16 MiB are 4 Mi elements, whatever their dtype. The moved
+//! bytes are those that a kernel reads and writes, each once. By turns with each kernel, the bench
+//! times a copy of as many bytes from one buffer of the device to another. The last column is the
+//! speed of the kernel relative to that copy: 1.00 is as fast as the copy. Work buffers are tiled
+//! on the device from a small pattern. Before the timing, each kernel runs once on few elements,
+//! and its result is compared with that of its twin on the CPU, bit for bit.
 //!
-//! The host's clock measures a row of many launches. Events of our streams carry no time, and events of the driver with times
-//! could not exclude the host's part either: to issue a kernel may take longer than to run it. So each row follows a head, copies
-//! that keep the device busy until the whole row is issued. The clock runs from the end of the head to the end of the row, and the
-//! host polls both without sleeping. If the head ends too early, the row is discarded and repeated with a longer head. `inspect`
-//! waits for its result. So its rows are one call each, from its begin to its return, and may be 0.1 ms too long.
+//! The host's clock measures a row of many launches. Events of our streams carry no time, and
+//! events of the driver with times could not exclude the host's part either: to issue a kernel may
+//! take longer than to run it. So each row follows a head, copies that keep the device busy until
+//! the whole row is issued. The clock runs from the end of the head to the end of the row, and the
+//! host polls both without sleeping. If the head ends too early, the row is discarded and repeated
+//! with a longer head. `inspect` waits for its result. So its rows are one call each, from its
+//! begin to its return, and may be 0.1 ms too long.
 //!
-//! The rows named `issue` have the time that the host needs for a launch, for a unit of twelve parameters, without a wait for the
-//! device; beside each, as above, the time to issue a copy. They also have the number of allocations on the host.
+//! The rows named `issue` have the time that the host needs for a launch, for a unit of twelve
+//! parameters, without a wait for the device; beside each, as above, the time to issue a copy. They
+//! also have the number of allocations on the host.
 //!
-//! `benches/peers/gpu_kernels.py` measures PyTorch's operations for the same work. In reading order: `options`, `source` (the content of
-//! buffers), `case` (a kernel with its buffers), `pack`, `sum`, `inspect`, `update`, `copy` (the kernels), `kernels` (all of
-//! them, by name), `timing`, `issue`, `report`.
+//! `benches/peers/gpu_kernels.py` measures PyTorch's operations for the same work. In reading
+//! order: `options`, `source` (the content of buffers), `case` (a kernel with its buffers), `pack`,
+//! `sum`, `inspect`, `update`, `copy` (the kernels), `kernels` (all of them, by name), `timing`,
+//! `issue`, `report`.
 
 mod case;
 mod copy;

@@ -6,14 +6,16 @@ use std::time::Duration;
 use clap::Parser;
 use hsdp_benches::size::{Size, duration};
 
-/// Measures the kernels of a CUDA device against a copy, and the time that the host needs to issue them.
+/// Measures the kernels of a CUDA device against a copy, and the time that the host needs to issue
+/// them.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "gpu_kernels")]
 pub(crate) struct Options {
     /// The sizes, in bytes of f32: 16MiB means 4 Mi elements, in every dtype.
     #[arg(long, default_value = "1MiB,16MiB,256MiB", value_delimiter = ',', value_parser = size)]
     pub(crate) sizes: Vec<Size>,
-    /// The beginnings of the names of the kernels to measure (`issue` is one of the names); all by default.
+    /// The beginnings of the names of the kernels to measure (`issue` is one of the names); all by
+    /// default.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// The number of timed rows of launches; at most 1000000.

@@ -15,7 +15,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// Elements of a pattern: what is larger repeats it.
 const PATTERN: usize = 1 << 18;
 
-/// Patterns on a device, of which its buffers are tiled: to send 256 MiB from the host for each would take longer than the rest.
+/// Patterns on a device, of which its buffers are tiled: to send 256 MiB from the host for each
+/// would take longer than the rest.
 #[derive(Debug)]
 pub(crate) struct Source<'a> {
     pub(crate) stream: &'a Stream,
@@ -50,7 +51,7 @@ impl<'a> Source<'a> {
         let mut from = first % PATTERN;
         while at < len {
             let count = (PATTERN - from).min(len - at);
-            buffer.copy(self.stream, at..at + count, (pattern, from..from + count))?;
+            buffer.copy(self.stream, at..at + count, pattern, from..from + count)?;
             (at, from) = (at + count, 0);
         }
         Ok(buffer)
@@ -93,7 +94,8 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Numbers from -2 to 2 of 24 bits, so that narrower dtypes round them: `len` from number `first` on.
+/// Numbers from -2 to 2 of 24 bits, so that narrower dtypes round them: `len` from number `first`
+/// on.
 pub(crate) fn host(dtype: DType, first: usize, len: usize) -> HostBuffer {
     let numbers = (first..first + len).map(|index| number(index % PATTERN));
     match dtype {

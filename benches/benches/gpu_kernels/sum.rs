@@ -57,8 +57,8 @@ impl Case for Sum {
         let all = 0..self.target.len();
         (0..launches).try_for_each(|_| {
             let notes = Some(Notes { noted: &mut self.noted, round: 0 });
-            let fold = (divisor(POST), self.members.fold);
-            stream.sum(&mut self.target, (&wires, all.clone()), fold, notes)
+            let fold = self.members.fold;
+            stream.sum(&mut self.target, &wires, all.clone(), divisor(POST), fold, notes)
         })
     }
 

@@ -14,8 +14,9 @@ use crate::source::{PATIENCE, Source};
 /// Launches that find out how many go into a row.
 const TRIALS: u32 = 3;
 
-/// The most launches of a row, and the most copies of a head: with their events they must have room in a stream of the driver,
-/// which takes about a thousand operations before it has its caller wait.
+/// The most launches of a row, and the most copies of a head: with their events they must have room
+/// in a stream of the driver, which takes about a thousand operations before it has its caller
+/// wait.
 const MOST_LAUNCHES: u32 = 100;
 const MOST_COPIES: u32 = 128;
 

@@ -64,12 +64,13 @@ pub(crate) struct Update {
 }
 
 impl Update {
-    /// In so many pieces, and cast to another dtype where one is named.
+    /// Makes an update of about `len` elements in `count` pieces, with a copy in the dtype `cast`.
     pub(crate) fn new(
         source: &Source<'_>,
         rule: Rule,
-        (count, cast): (usize, Option<DType>),
         len: usize,
+        count: usize,
+        cast: Option<DType>,
     ) -> Result<Self, CudaError> {
         let each = (len / count / 32).max(1) * 32;
         let len = each * count;
@@ -131,7 +132,7 @@ impl Case for Update {
             };
             let [first, second] = &mut self.states;
             match self.rule {
-                Rule::AdamW => stream.adamw(update, &self.pieces, &ADAMW, (first, second)),
+                Rule::AdamW => stream.adamw(update, &self.pieces, &ADAMW, first, second),
                 Rule::Sgd => stream.sgd(update, &self.pieces, &SGD, Some(first)),
             }
         })

@@ -1,13 +1,15 @@
-//! The time that the deferred all-reduce saves: a step that reduces over both axes in every microbatch, a step that reduce-scatters in
-//! every microbatch and all-reduces once, and a step that does both once.
+//! The time that the deferred all-reduce saves: a step that reduces over both axes in every
+//! microbatch, a step that reduce-scatters in every microbatch and all-reduces once, and a step
+//! that does both once.
 //!
 //! ```text
 //! cargo bench -p hsdp-benches --bench modes -- --plot "$PWD/docs/modes.svg"
 //! ```
 //!
-//! Gradients exist already, so the time of a step is that of its data movement. It is measured twice: with collectives as fast as this
-//! machine's memory, and with links that take a latency and the time of their bytes, as on a network. That time is injected; no
-//! network is used. The table also has the bytes that a rank receives and holds, according to the plan.
+//! Gradients exist already, so the time of a step is that of its data movement. It is measured
+//! twice: with collectives as fast as this machine's memory, and with links that take a latency and
+//! the time of their bytes, as on a network. That time is injected; no network is used. The table
+//! also has the bytes that a rank receives and holds, according to the plan.
 //!
 //! With `--predict` the simulator predicts the steps over slow links (docs/simulator.md).
 //!

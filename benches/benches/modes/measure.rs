@@ -47,7 +47,7 @@ pub(crate) fn rows(options: &Options) -> Result<Vec<Row>, String> {
     for (cell, microbatches) in options.microbatches.iter().enumerate() {
         for (mode, [memory, slow]) in Accumulation::ALL.into_iter().zip(&times) {
             let [memory, slow] = [memory, slow].map(|times| median(&times[cell]));
-            rows.push(row(options, (mode, *microbatches), [memory, slow])?);
+            rows.push(row(options, mode, *microbatches, [memory, slow])?);
         }
     }
     Ok(rows)
@@ -55,7 +55,8 @@ pub(crate) fn rows(options: &Options) -> Result<Vec<Row>, String> {
 
 fn row(
     options: &Options,
-    (mode, microbatches): (Accumulation, u32),
+    mode: Accumulation,
+    microbatches: u32,
     [memory, slow]: [Duration; 2],
 ) -> Result<Row, String> {
     let plan_options = PlanOptions { accumulation: mode, ..PlanOptions::default() };

@@ -12,7 +12,8 @@ use hsdp_benches::steps::{Gradients, Size};
 use hsdp_train::Failure;
 use hsdp_train::memory::Limit;
 
-/// Measures a step in each of the three accumulation modes, over memory and over artificially slow links.
+/// Measures a step in each of the three accumulation modes, over memory and over artificially slow
+/// links.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "modes")]
 pub(crate) struct Options {
@@ -25,11 +26,13 @@ pub(crate) struct Options {
     /// The number of elements of a unit.
     #[arg(long, default_value_t = 2_000_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) numel: u32,
-    /// The numbers of microbatches in a step, each at most 65536; a step is measured for each of them.
+    /// The numbers of microbatches in a step, each at most 65536; a step is measured for each of
+    /// them.
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8",
         value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) microbatches: Vec<u32>,
-    /// The number of worlds of each mode, by turns; at most 10000. Each world measures a step for each number of microbatches.
+    /// The number of worlds of each mode, by turns; at most 10000. Each world measures a step for
+    /// each number of microbatches.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) rounds: u32,
     /// The latency of slow links, on both axes, in microseconds; at most 1000000.
@@ -38,7 +41,8 @@ pub(crate) struct Options {
     /// The speed of a slow link of the shard axis, in megabytes a second.
     #[arg(long, default_value = "10000")]
     shard_mb_s: NonZeroU64,
-    /// The speed of a slow link of the replicate axis, in megabytes a second; by default about a quarter of 10 Gb Ethernet.
+    /// The speed of a slow link of the replicate axis, in megabytes a second; by default about a
+    /// quarter of 10 Gb Ethernet.
     #[arg(long, default_value = "300")]
     replicate_mb_s: NonZeroU64,
     /// Also predict the steps over slow links.
@@ -65,7 +69,8 @@ pub(crate) enum Links {
 }
 
 impl Options {
-    /// Checks that the ranks may be threads, and that the memory of the largest mode is within that of this process.
+    /// Checks that the ranks may be threads, and that the memory of the largest mode is within that
+    /// of this process.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         check_threads(self.mesh)?;
         let model =

@@ -38,17 +38,18 @@ fn draw_into(svg: &mut String, options: &Options, rows: &[Row]) -> Result<(), Bo
     ];
     let longest = rows.iter().flat_map(|row| [row.memory, row.slow]).max().unwrap_or_default();
     for (area, half) in area.split_evenly((1, 2)).iter().zip(halves) {
-        draw_half(area, &half, (rows, longest))?;
+        draw_half(area, &half, rows, longest)?;
     }
     area.present()?;
     Ok(())
 }
 
-/// Both have one scale, so that they can be compared.
+/// Draws a half of the picture. `longest` is the end of the scale, which both halves share.
 fn draw_half(
     area: &Area<'_>,
     half: &Half<'_>,
-    (rows, longest): (&[Row], Duration),
+    rows: &[Row],
+    longest: Duration,
 ) -> Result<(), Box<dyn Error>> {
     let ms = |row: &Row| (half.time)(row).as_secs_f64() * 1e3;
     let most = rows.iter().map(|row| row.microbatches).max().unwrap_or(1);

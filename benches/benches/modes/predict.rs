@@ -1,4 +1,5 @@
-//! The simulator's times of the same steps: the memory's bandwidth is fitted to steps over memory, and steps over slow links are predicted.
+//! The simulator's times of the same steps: the memory's bandwidth is fitted to steps over memory,
+//! and steps over slow links are predicted.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -4,9 +4,10 @@
 //! cargo bench -p hsdp-benches --bench overhead
 //! ```
 //!
-//! There are three subjects: the time of a unit of one element in a microbatch (two unshards and a reduction), and its parts; the ratio of
-//! a step's time on 256 ranks to that on 64 ranks, where each rank moves as many bytes; and the time to plan 10,000 units for
-//! 1,024 ranks. docs/performance.md has the goals.
+//! There are three subjects: the time of a unit of one element in a microbatch (two unshards and a
+//! reduction), and its parts; the ratio of a step's time on 256 ranks to that on 64 ranks, where
+//! each rank moves as many bytes; and the time to plan 10,000 units for 1,024 ranks.
+//! docs/performance.md has the goals.
 //!
 //! In reading order: `options`, `units`, `ranks`, `plan`.
 

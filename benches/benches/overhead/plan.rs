@@ -13,7 +13,8 @@ const GOAL: f64 = 1.0;
 /// The width of a block.
 const WIDTH: usize = 768;
 
-/// The parameters of a transformer block: their names, and how wide they are, in `WIDTH`s. Vectors have no second one.
+/// The parameters of a transformer block: their names, and how wide they are, in `WIDTH`s. Vectors
+/// have no second one.
 const BLOCK: [(&str, usize, Option<usize>); 12] = [
     ("ln_1.weight", 1, None),
     ("ln_1.bias", 1, None),

@@ -1,5 +1,5 @@
-//! A step of 256 ranks beside one of 64, each rank with the same bytes: the time beyond four times as long is
-//! the cost of ranks to each other.
+//! A step of 256 ranks beside one of 64, each rank with the same bytes: the time beyond four times
+//! as long is the cost of ranks to each other.
 
 use std::time::{Duration, Instant};
 
@@ -17,9 +17,9 @@ use crate::options::Options;
 /// How many times as long a step of 256 ranks may take as one of 64.
 const GOAL: f64 = 5.0;
 
-/// Meshes of 64 ranks and of 256: with both axes longer, with longer replicate groups, and with longer shard groups.
-const PAIRS: [[(usize, usize); 2]; 3] =
-    [[(8, 8), (16, 16)], [(8, 8), (32, 8)], [(1, 64), (1, 256)]];
+/// Meshes of 64 ranks and of 256: with both axes longer, with longer replicate groups, and with
+/// longer shard groups.
+const PAIRS: [[[usize; 2]; 2]; 3] = [[[8, 8], [16, 16]], [[8, 8], [32, 8]], [[1, 64], [1, 256]]];
 
 const UNITS: u32 = 4;
 const MICROBATCHES: u32 = 2;
@@ -30,8 +30,8 @@ pub(crate) fn measure(options: &Options) -> Result<(), Failure> {
     let numel = options.numel;
     let gradients = Gradients::OneForAll;
     let size = Size { units: UNITS, numel, microbatches: MICROBATCHES, gradients };
-    for [_, (replicate, shard)] in PAIRS {
-        let model = ModelOptions::on(mesh((replicate, shard))?);
+    for [_, large] in PAIRS {
+        let model = ModelOptions::on(mesh(large)?);
         size.need(&model)?.check(Limit::of_process())?;
     }
     print(format_args!(
@@ -62,7 +62,7 @@ pub(crate) fn measure(options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-fn mesh((replicate, shard): (usize, usize)) -> Result<Mesh, Failure> {
+fn mesh([replicate, shard]: [usize; 2]) -> Result<Mesh, Failure> {
     Ok(Mesh::new(replicate, shard)?)
 }
 

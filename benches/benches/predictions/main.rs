@@ -1,11 +1,13 @@
-//! Predicted steps beside measured ones (docs/simulator.md): machines are fitted to a part of the measurements, and predict the rest.
+//! Predicted steps beside measured ones (docs/simulator.md): machines are fitted to a part of the
+//! measurements, and predict the rest.
 //!
 //! ```text
 //! cargo bench -p hsdp-benches --bench predictions -- --plot "$PWD/docs/simulator.svg"
 //! ```
 //!
-//! The tables are in runtime/simulator/tests: published steps of GPTs on a node of A100, of which every third is left out, and steps of the
-//! example's GPT on two cores, as `benches/cpu_steps.sh` measures them.
+//! The tables are in runtime/simulator/tests: published steps of GPTs on a node of A100, of which
+//! every third is left out, and steps of the example's GPT on two cores, as `benches/cpu_steps.sh`
+//! measures them.
 
 mod plot;
 mod tables;

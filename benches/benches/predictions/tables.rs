@@ -40,19 +40,20 @@ pub(crate) fn node() -> Result<Held, Error> {
     let (left_out, others): (Vec<_>, Vec<_>) = steps.partition(|(index, _)| index % 3 == 0);
     let [left_out, others] =
         [left_out, others].map(|part| part.into_iter().map(|(_, row)| row).collect());
-    let held = predict(("a node of A100", [0.03, 0.08]), &links.machine, [others, left_out])?;
+    let held = predict("a node of A100", [0.03, 0.08], &links.machine, [others, left_out])?;
     Ok(Held { numbers: [links.numbers, held.numbers].concat(), ..held })
 }
 
 /// Two cores.
 pub(crate) fn cores() -> Result<Held, Error> {
     let cores = Machine::bundled("two-core-cpu")?;
-    predict(("two cores", [0.08, 0.2]), &cores, [read_steps(CORES)?, read_steps(CORES_HELD_OUT)?])
+    predict("two cores", [0.08, 0.2], &cores, [read_steps(CORES)?, read_steps(CORES_HELD_OUT)?])
 }
 
 /// Fits the machine to some steps, and predicts others.
 fn predict(
-    (name, most): (&'static str, [f64; 2]),
+    name: &'static str,
+    most: [f64; 2],
     machine: &Machine,
     [to, others]: [Steps; 2],
 ) -> Result<Held, Error> {

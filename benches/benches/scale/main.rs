@@ -1,15 +1,18 @@
-//! The cost of ranks to each other: the CPU time of an operation against the number of ranks in its group, and the time of a small
-//! exchange of all ranks.
+//! The cost of ranks to each other: the CPU time of an operation against the number of ranks in its
+//! group, and the time of a small exchange of all ranks.
 //!
 //! ```text
 //! tests/emulator/run.sh cargo bench -p hsdp-benches --features nccl --bench scale -- --plot "$PWD/docs/scale.svg"
 //! ```
 //!
-//! A step has gathers and reductions of small units, and no arithmetic. Ranks are threads that share memory, the same threads with
-//! messages between them, and, with the feature `nccl`, processes whose operations go by NCCL and whose exchanges go by the control
-//! plane. On the emulated driver the time of NCCL itself means nothing; that of a rank's own thread in a call does.
+//! A step has gathers and reductions of small units, and no arithmetic. Ranks are threads that
+//! share memory, the same threads with messages between them, and, with the feature `nccl`,
+//! processes whose operations go by NCCL and whose exchanges go by the control plane. On the
+//! emulated driver the time of NCCL itself means nothing; that of a rank's own thread in a call
+//! does.
 //!
-//! In reading order: `options`, `steps`, `threads`, `processes` (with `rank`: such a process), `report`, `plot`.
+//! In reading order: `options`, `steps`, `threads`, `processes` (with `rank`: such a process),
+//! `report`, `plot`.
 
 mod options;
 mod plot;

@@ -9,14 +9,16 @@ use hsdp_train::Failure;
 
 use crate::steps::mesh;
 
-/// Measures the CPU time of an operation against the number of ranks, and the time of a small exchange of all ranks.
+/// Measures the CPU time of an operation against the number of ranks, and the time of a small
+/// exchange of all ranks.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "scale")]
 pub(crate) struct Options {
     /// The numbers of ranks in a group, at most 256.
     #[arg(long, value_delimiter = ',', default_value = "4,8,16,32,64")]
     pub(crate) ranks: Vec<usize>,
-    /// The numbers of members of an exchange by the control plane, which are processes; at most 256.
+    /// The numbers of members of an exchange by the control plane, which are processes; at most
+    /// 256.
     #[arg(long, value_delimiter = ',', default_value = "4,16,64,256", value_parser = members)]
     pub(crate) members: Vec<usize>,
     /// The number of units; at most 10000.
@@ -28,7 +30,8 @@ pub(crate) struct Options {
     /// The number of microbatches in a step; at most 65536.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     microbatches: u32,
-    /// The number of steps, after one that is not measured, and of exchanges for each of them; at most 10000.
+    /// The number of steps, after one that is not measured, and of exchanges for each of them; at
+    /// most 10000.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) repeat: u32,
     /// The file into which the times are drawn, as SVG.

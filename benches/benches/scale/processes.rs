@@ -29,9 +29,12 @@ fn point(subject: Subject, ranks: usize, options: &Options) -> Result<Point, Fai
         let mut command = Command::new(env::current_exe()?);
         command
             .args(options.of_rank(subject))
-            .envs([("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", ranks)].map(text))
-            .envs([("MASTER_ADDR", "127.0.0.1"), ("HSDP_JOB_SECRET", &"5c".repeat(32))])
-            .envs([("MASTER_PORT", usize::from(port))].map(text))
+            .env("RANK", rank.to_string())
+            .env("LOCAL_RANK", rank.to_string())
+            .env("WORLD_SIZE", ranks.to_string())
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", port.to_string())
+            .env("HSDP_JOB_SECRET", "5c".repeat(32))
             .env("HSDP_EMULATED_NCCL_FOLDER", folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
@@ -45,10 +48,6 @@ fn point(subject: Subject, ranks: usize, options: &Options) -> Result<Point, Fai
     let seconds =
         seconds.map_err(|error| Failure::Work(format!("rank 0 has printed {said:?}: {error}")))?;
     Ok(Point { ranks, seconds })
-}
-
-fn text((name, value): (&'static str, usize)) -> (&'static str, String) {
-    (name, value.to_string())
 }
 
 fn free_port() -> std::io::Result<u16> {

@@ -45,7 +45,7 @@ fn operation(world: World, options: &Options) -> Result<f64, Failure> {
     let placement = Placement::Cuda { ordinal: ORDINAL, offload: Offload::None };
     let model = ModelOptions { placement, ..ModelOptions::on(mesh(world.size())?) };
     let watch = Stopwatch::of_clock(of_thread);
-    let watch = run_steps(world, (options, model), || Ok(()), watch).map_err(Failure::work)?;
+    let watch = run_steps(world, options, model, || Ok(()), watch).map_err(Failure::work)?;
     let parts = [Part::Forward, Part::Backward, Part::Reduce];
     let spent: Duration = parts.into_iter().map(|part| watch.time(part)).sum();
     Ok(spent.as_secs_f64() / f64::from(operations(options)))

@@ -21,7 +21,8 @@ pub(crate) fn mesh(ranks: usize) -> Result<Mesh, Failure> {
 /// Runs a step that is not measured, then `meet`, then the measured steps.
 pub(crate) fn run(
     world: World,
-    (options, model): (&Options, ModelOptions),
+    options: &Options,
+    model: ModelOptions,
     meet: impl FnOnce() -> Result<(), Error>,
     mut watch: Stopwatch,
 ) -> Result<Stopwatch, Error> {

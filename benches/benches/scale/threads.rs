@@ -16,7 +16,8 @@ use crate::steps::{mesh, of_process, operations, run};
 /// The time that a step may take on a machine with few cores.
 const DEADLINE: Duration = Duration::from_secs(600);
 
-/// The CPU time of an operation, on one rank: that of the whole process, its share of exchanges and of worker threads included.
+/// The CPU time of an operation, on one rank: that of the whole process, its share of exchanges and
+/// of worker threads included.
 pub(crate) fn operation(
     between: Between,
     ranks: usize,
@@ -26,7 +27,8 @@ pub(crate) fn operation(
     let model = ModelOptions::on(mesh(ranks)?);
     let barrier = Barrier::new(ranks);
     let began = Mutex::new(Duration::ZERO);
-    // The last step ends with an agreement of all ranks, and the first begins for none before the clock is read.
+    // The last step ends with an agreement of all ranks, and the first begins for none before the
+    // clock is read.
     let ran = launch(ranks, of_world, |world: World| {
         let begin = || {
             if barrier.wait().is_leader() {
@@ -35,7 +37,7 @@ pub(crate) fn operation(
             barrier.wait();
             Ok(())
         };
-        let ran = run(world, (options, model.clone()), begin, Stopwatch::still());
+        let ran = run(world, options, model.clone(), begin, Stopwatch::still());
         barrier.wait();
         ran.map(|_| of_process())
     });

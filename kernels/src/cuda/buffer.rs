@@ -56,7 +56,7 @@ impl DeviceBuffer {
         check_dtype(dtype)?;
         let bytes =
             len.checked_mul(dtype.size_bytes()).filter(|bytes| *bytes <= isize::MAX as usize);
-        let bytes = bytes.ok_or_else(|| exhausted(device, (usize::MAX, what)))?;
+        let bytes = bytes.ok_or_else(|| exhausted(device, usize::MAX, what))?;
         let block = {
             // The host memory of the pool's own records does not count in the caller's scope.
             let _other = memory::scope(Category::Other);
@@ -111,22 +111,6 @@ impl DeviceBuffer {
         self.len * self.dtype.size_bytes()
     }
 
-    /// A buffer in memory that another library owns.
-    pub(super) fn of_foreign(
-        device: &Device,
-        (dtype, len): (DType, usize),
-        foreign: Foreign,
-    ) -> Result<Self, CudaError> {
-        check_dtype(dtype)?;
-        Ok(Self {
-            device: device.clone(),
-            dtype,
-            charge: DeviceCharge::nowhere(),
-            len,
-            memory: Some(Memory::Lent(Box::new(foreign))),
-        })
-    }
-
     fn memory(&self) -> &Memory {
         self.memory.as_ref().expect("present until the buffer is dropped")
     }
@@ -153,7 +137,7 @@ impl DeviceBuffer {
     pub fn fill(&mut self, stream: &Stream, byte: u8) -> Result<(), CudaError> {
         let fill = DriverCall::Fill { address: self.address(0), byte, bytes: self.bytes() };
         // SAFETY: CU-5, the bytes are the buffer's, which is noted as written.
-        unsafe { stream.issue((&[], &mut [self]), fill) }?;
+        unsafe { stream.issue(&[], &mut [self], fill) }?;
         Ok(())
     }
 
@@ -192,7 +176,7 @@ impl DeviceBuffer {
         staged.copy_from_slice(source);
         let copy = DriverCall::CopyIn { to: self.address(from), from: staged };
         // SAFETY: CU-5, the buffer has room for the bytes, and they stay until the copy's moment.
-        match unsafe { stream.issue((&[], &mut [self]), copy) } {
+        match unsafe { stream.issue(&[], &mut [self], copy) } {
             Ok(moment) => staging.until(moment),
             Err(error) => {
                 staging.leak();
@@ -202,7 +186,7 @@ impl DeviceBuffer {
         Ok(())
     }
 
-    /// Copies the elements `from` of another buffer of the device, `source`, to the elements
+    /// Copies the elements `from` of `source`, another buffer of the device, to the elements
     /// `range` of this one. Dtypes and numbers of elements must be equal.
     ///
     /// # Errors
@@ -213,7 +197,8 @@ impl DeviceBuffer {
         &mut self,
         stream: &Stream,
         range: Range<usize>,
-        (source, from): (&Self, Range<usize>),
+        source: &Self,
+        from: Range<usize>,
     ) -> Result<(), CudaError> {
         source.check("copy", self.dtype, source.len)?;
         for (buffer, range) in [(&*self, &range), (source, &from)] {
@@ -231,7 +216,7 @@ impl DeviceBuffer {
         let bytes = range.len() * self.dtype.size_bytes();
         let copy = DriverCall::Copy { to, from: source.address(from.start), bytes };
         // SAFETY: CU-5, both ranges lie in their buffers, which are two, and have so many bytes.
-        unsafe { stream.issue((&[source], &mut [self]), copy) }?;
+        unsafe { stream.issue(&[source], &mut [self], copy) }?;
         Ok(())
     }
 
@@ -242,7 +227,7 @@ impl DeviceBuffer {
     /// `stream` is of another device; [`CudaError::Driver`] if a call of the driver fails, or an
     /// operation before the copy has failed.
     pub fn read_back(&self, stream: &Stream, patience: Duration) -> Result<HostBuffer, CudaError> {
-        let mut staging = self.staged((stream, patience), 0..self.len)?;
+        let mut staging = self.staged(stream, 0..self.len, patience)?;
         let bytes = &staging.bytes()[..self.bytes()];
         Ok(match self.dtype {
             DType::F16 => HostBuffer::F16(bytemuck::pod_collect_to_vec::<u8, f16>(bytes)),
@@ -261,16 +246,17 @@ impl DeviceBuffer {
     /// copy has failed.
     pub fn read_back_into(
         &self,
-        (stream, patience): (&Stream, Duration),
+        stream: &Stream,
         from: usize,
         into: &mut [f32],
+        patience: Duration,
     ) -> Result<(), CudaError> {
         let operation = "copy to the host";
         self.check(operation, DType::F32, self.len)?;
         let range = from..from.saturating_add(into.len());
         self.check_range(operation, &range)?;
         let bytes = size_of_val(into);
-        let mut staging = self.staged((stream, patience), range)?;
+        let mut staging = self.staged(stream, range, patience)?;
         bytemuck::cast_slice_mut(into).copy_from_slice(&staging.bytes()[..bytes]);
         Ok(())
     }
@@ -286,15 +272,16 @@ impl DeviceBuffer {
     /// Copies `range` to page-locked memory, from its beginning on, and waits for the copy.
     fn staged(
         &self,
-        (stream, patience): (&Stream, Duration),
+        stream: &Stream,
         range: Range<usize>,
+        patience: Duration,
     ) -> Result<Staging, CudaError> {
         let len = range.len() * self.dtype.size_bytes();
         let mut staging = Staging::take(&self.device, len)?;
         let to = &mut staging.bytes()[..len];
         let copy = DriverCall::CopyOut { to, from: self.address(range.start) };
         // SAFETY: CU-5, the buffer has so many bytes; they are read after the copy, or never again.
-        let issued = unsafe { stream.issue((&[self], &mut []), copy) };
+        let issued = unsafe { stream.issue(&[self], &mut [], copy) };
         match issued.and_then(|moment| moment.wait("copy to the host", patience)) {
             Ok(()) => Ok(staging),
             Err(error) => {
@@ -486,13 +473,21 @@ impl DeviceBuffer {
     /// of the stream's device, aligned to their size. Until then the library does not write them.
     pub unsafe fn foreign(
         stream: &Arc<Stream>,
-        (dtype, len): (DType, usize),
+        dtype: DType,
+        len: usize,
         address: u64,
         owner: Owner,
     ) -> Result<Self, CudaError> {
         let uses = Uses::default();
         uses.note_write(&stream.moment()?);
         let foreign = Foreign { address, uses, stream: Arc::clone(stream), owner: Some(owner) };
-        Self::of_foreign(stream.device(), (dtype, len), foreign)
+        check_dtype(dtype)?;
+        Ok(Self {
+            device: stream.device().clone(),
+            dtype,
+            charge: DeviceCharge::nowhere(),
+            len,
+            memory: Some(Memory::Lent(Box::new(foreign))),
+        })
     }
 }

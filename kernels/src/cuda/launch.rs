@@ -99,7 +99,7 @@ impl<'a> Launch<'a> {
     }
 
     /// A launch of `kernel` with fixed numbers of blocks and threads.
-    pub(super) fn fixed(kernel: CudaKernel, (blocks, threads): (u32, u32)) -> Self {
+    pub(super) fn fixed(kernel: CudaKernel, blocks: u32, threads: u32) -> Self {
         Self::of(kernel, Size::Fixed { blocks, threads })
     }
 
@@ -121,7 +121,8 @@ impl<'a> Launch<'a> {
     pub(super) unsafe fn issue(
         mut self,
         stream: &Stream,
-        buffers: (&[&DeviceBuffer], &mut [&mut DeviceBuffer]),
+        reads: &[&DeviceBuffer],
+        writes: &mut [&mut DeviceBuffer],
     ) -> Result<(), CudaError> {
         let kernel = stream.device().kernel(self.kernel)?;
         let resident = kernel.resident();
@@ -135,7 +136,7 @@ impl<'a> Launch<'a> {
         let arguments = &mut self.arguments;
         // SAFETY: CU-5, the caller's promise is passed on; the arguments are alive, and are copied.
         unsafe {
-            stream.issue(buffers, DriverCall::Launch { kernel, blocks, threads, arguments })
+            stream.issue(reads, writes, DriverCall::Launch { kernel, blocks, threads, arguments })
         }?;
         Ok(())
     }
@@ -305,7 +306,7 @@ impl Stream {
         // All notes go into one buffer, so that the host waits once.
         let mut all = words(self, 2 * noted.len(), "notes of non-finite elements")?;
         for (index, noted) in noted.iter().enumerate() {
-            all.copy(self, 4 * index..4 * (index + 1), (&noted.words, 0..4))?;
+            all.copy(self, 4 * index..4 * (index + 1), &noted.words, 0..4)?;
         }
         let words = read_words(self, &all, patience)?;
         let both = |pair: &[u64; 2]| WhatWasNoted {

@@ -122,7 +122,7 @@ impl Pool {
             self.release(device)?;
             block = self.allocate(device, size)?;
         }
-        block.ok_or_else(|| exhausted(device, (bytes, what)))
+        block.ok_or_else(|| exhausted(device, bytes, what))
     }
 
     fn spare(&self, size: usize) -> Option<Block> {
@@ -188,8 +188,9 @@ fn class(bytes: usize) -> usize {
 }
 
 /// The error that the device has no `bytes` left for `what`.
-pub(super) fn exhausted(device: &Device, (bytes, what): (usize, &str)) -> CudaError {
-    let (free, total) = device.shared().pool.budget.within(device.context().memory());
+pub(super) fn exhausted(device: &Device, bytes: usize, what: &str) -> CudaError {
+    let (free, total) = device.context().memory();
+    let (free, total) = device.shared().pool.budget.within(free, total);
     CudaError::OutOfMemory { device: device.ordinal(), bytes, what: what.to_owned(), free, total }
 }
 
@@ -228,7 +229,7 @@ impl Budget {
     }
 
     /// Applies the limit to the free and total bytes that the device reports.
-    pub(super) fn within(&self, (free, total): (usize, usize)) -> (usize, usize) {
+    pub(super) fn within(&self, free: usize, total: usize) -> (usize, usize) {
         let held = self.0.lock();
         (free.min(held.limit.saturating_sub(held.taken)), total.min(held.limit))
     }
@@ -338,9 +339,9 @@ mod tests {
         budget.give_back(1 << 40);
         budget.limit(100);
         assert!(budget.take(60) && !budget.take(41) && budget.take(40));
-        assert_eq!(budget.within((500, 1000)), (0, 100));
+        assert_eq!(budget.within(500, 1000), (0, 100));
         budget.give_back(60);
-        assert_eq!(budget.within((50, 80)), (50, 80));
+        assert_eq!(budget.within(50, 80), (50, 80));
         budget.limit(10);
         assert!(!budget.take(1), "more is taken already than may be");
     }

@@ -9,7 +9,7 @@ use super::buffer::DeviceBuffer;
 use super::device::{CudaKernel, Device};
 use super::error::CudaError;
 use super::launch::Launch;
-use super::product::{DeviceMatrix, MatrixProduct, Product, Stored};
+use super::product::{DeviceMatrix, DeviceMatrixMut, MatrixProduct, Product, Stored};
 use super::stream::Stream;
 use super::wire::PARTIAL;
 use crate::memory::{self, Category};
@@ -92,10 +92,8 @@ fn largest(sizes: impl IntoIterator<Item = (usize, usize)>) -> Result<(usize, us
 }
 
 impl Stream {
-    /// Replaces a matrix by its orthogonalization, as [`NewtonSchulz::orthogonalize`] does on the
-    /// host. The matrix has `sizes.0` rows of `sizes.1` columns, one row after the other, from
-    /// element `start` of an f32 buffer on. `buffers` are made for its size and for the dtype of
-    /// the iterations.
+    /// Replaces a matrix of f32 by its orthogonalization, as [`NewtonSchulz::orthogonalize`] does
+    /// on the host. `buffers` are made for its size and for the dtype of the iterations.
     ///
     /// Issues three products and two copies an iteration, and four launches or copies besides. It
     /// does not wait. Products are rounded where the host rounds them, and are summed in another
@@ -108,32 +106,33 @@ impl Stream {
     pub fn orthogonalize(
         &self,
         by: &NewtonSchulz,
-        (matrix, start, sizes): (&mut DeviceBuffer, usize, (usize, usize)),
+        matrix: DeviceMatrixMut<'_>,
         buffers: &mut NewtonSchulzBuffers,
         product: &mut dyn MatrixProduct,
     ) -> Result<(), CudaError> {
-        let range = check(by, (matrix, start, sizes), buffers)?;
+        let range = check(by, &matrix, buffers)?;
         if range.is_empty() {
             return Ok(());
         }
         let NewtonSchulzBuffers { gram, polynomial, next, rounded, squares, .. } = buffers;
-        self.squares((by.dtype, &*matrix, range.clone()), squares)?;
-        self.normalize(by, (matrix, range.clone()), (rounded.as_mut(), squares))?;
+        let DeviceMatrixMut { buffer: matrix, start, sizes } = matrix;
+        self.squares(by.dtype, matrix, range.clone(), squares)?;
+        self.normalize(by, matrix, range.clone(), rounded.as_mut(), squares)?;
         let own = match rounded {
-            Some(rounded) => OnStream { buffer: rounded, start: 0 },
-            None => OnStream { buffer: &mut *matrix, start },
+            Some(rounded) => DeviceMatrixMut { buffer: rounded, start: 0, sizes },
+            None => DeviceMatrixMut { buffer: &mut *matrix, start, sizes },
         };
-        let x = [own, OnStream { buffer: next, start: 0 }];
-        let mut iteration = Iteration { stream: self, x, sizes, gram, polynomial, product };
+        let x = [own, DeviceMatrixMut { buffer: next, start: 0, sizes }];
+        let mut iteration = DeviceIteration { stream: self, x, gram, polynomial, product };
         let coefficients = by.coefficients.map(nearest_f32);
         (0..by.steps).try_for_each(|_| iteration.step(coefficients))?;
         let found = if by.steps.is_multiple_of(2) { rounded.as_ref() } else { Some(&*next) };
         match (found, by.dtype) {
             (None, _) => Ok(()),
             (Some(found), MatrixDType::F32) => {
-                matrix.copy(self, range.clone(), (found, 0..range.len()))
+                matrix.copy(self, range.clone(), found, 0..range.len())
             }
-            (Some(found), MatrixDType::BF16) => self.widen((matrix, range), found),
+            (Some(found), MatrixDType::BF16) => self.widen(matrix, range, found),
         }
     }
 
@@ -141,8 +140,10 @@ impl Stream {
     fn normalize(
         &self,
         by: &NewtonSchulz,
-        (matrix, range): (&mut DeviceBuffer, Range<usize>),
-        (rounded, squares): (Option<&mut DeviceBuffer>, &DeviceBuffer),
+        matrix: &mut DeviceBuffer,
+        range: Range<usize>,
+        rounded: Option<&mut DeviceBuffer>,
+        squares: &DeviceBuffer,
     ) -> Result<(), CudaError> {
         let from = matrix.address(range.start);
         let len = range.len() as u64;
@@ -156,9 +157,9 @@ impl Stream {
             .argument(&by.eps);
         match rounded {
             // SAFETY: CU-5, both have so many elements, and the squares are there.
-            Some(rounded) => unsafe { launch.issue(self, (&[matrix, squares], &mut [rounded])) },
+            Some(rounded) => unsafe { launch.issue(self, &[matrix, squares], &mut [rounded]) },
             // SAFETY: CU-5, as above.
-            None => unsafe { launch.issue(self, (&[squares], &mut [matrix])) },
+            None => unsafe { launch.issue(self, &[squares], &mut [matrix]) },
         }
     }
 }
@@ -167,12 +168,13 @@ impl Stream {
 /// first.
 fn check(
     by: &NewtonSchulz,
-    (matrix, start, (rows, columns)): (&DeviceBuffer, usize, (usize, usize)),
+    matrix: &DeviceMatrixMut<'_>,
     buffers: &NewtonSchulzBuffers,
 ) -> Result<Range<usize>, CudaError> {
     let refuse = |problem| Err(CudaError::Mismatch { operation: OPERATION, problem });
-    matrix.check(OPERATION, DType::F32, matrix.len())?;
-    let len = matrix.len();
+    let &DeviceMatrixMut { ref buffer, start, sizes: (rows, columns) } = matrix;
+    let len = buffer.len();
+    buffer.check(OPERATION, DType::F32, len)?;
     let own = buffers.dtype;
     let dtype = by.dtype;
     let Some(count) = rows.checked_mul(columns).filter(|it| *it <= len && start <= len - it) else {
@@ -183,7 +185,7 @@ fn check(
     if own != dtype {
         return refuse(format!("iterations in {dtype} with buffers of {own}"));
     }
-    let (whole, square) = largest([(rows, columns)])?;
+    let (whole, square) = largest([matrix.sizes])?;
     let most = buffers.next.len();
     let widest = buffers.gram.len();
     if whole > most || square > widest {
@@ -194,17 +196,10 @@ fn check(
     Ok(start..start + count)
 }
 
-/// A matrix that is stored by rows, from an element of a buffer on.
-struct OnStream<'a> {
-    buffer: &'a mut DeviceBuffer,
-    start: usize,
-}
-
-struct Iteration<'a> {
+struct DeviceIteration<'a> {
     stream: &'a Stream,
     /// X, and the next X. They change places in each step.
-    x: [OnStream<'a>; 2],
-    sizes: (usize, usize),
+    x: [DeviceMatrixMut<'a>; 2],
     /// A.
     gram: &'a mut DeviceBuffer,
     /// B.
@@ -212,26 +207,26 @@ struct Iteration<'a> {
     product: &'a mut dyn MatrixProduct,
 }
 
-impl Iteration<'_> {
+impl DeviceIteration<'_> {
     /// A = X X^T; B = b A + c A A; X = a X + B X.
     fn step(&mut self, [a, b, c]: [f32; 3]) -> Result<(), CudaError> {
-        let Self { stream, x: [x, next], sizes, gram, polynomial, product } = self;
-        let (rows, columns) = *sizes;
+        let Self { stream, x: [x, next], gram, polynomial, product } = self;
+        let (rows, columns) = x.sizes;
         let short = rows.min(columns);
         let count = rows * columns;
-        let matrix = stored(x.buffer, x.start, *sizes);
+        let matrix = by_rows(x.buffer, x.start, rows, columns);
         let wide = if rows > columns { matrix.t() } else { matrix };
         let [left, right] = [wide, wide.t()];
         let target = (&mut **gram, 0);
         product.multiply(stream, Product { target, left, right, take: 1.0, keep: 0.0 })?;
         let square = 0..short * short;
-        polynomial.copy(stream, square.clone(), (gram, square))?;
-        let gram = stored(gram, 0, (short, short));
+        polynomial.copy(stream, square.clone(), gram, square)?;
+        let gram = by_rows(gram, 0, short, short);
         let target = (&mut **polynomial, 0);
         product.multiply(stream, Product { target, left: gram, right: gram, take: c, keep: b })?;
         let to = next.start..next.start + count;
-        next.buffer.copy(stream, to, (x.buffer, x.start..x.start + count))?;
-        let b = stored(polynomial, 0, (short, short));
+        next.buffer.copy(stream, to, x.buffer, x.start..x.start + count)?;
+        let b = by_rows(polynomial, 0, short, short);
         // A matrix with more rows than columns is the transpose of X.
         let [left, right] = if rows > columns { [matrix, b.t()] } else { [b, matrix] };
         let target = (&mut *next.buffer, next.start);
@@ -241,6 +236,6 @@ impl Iteration<'_> {
     }
 }
 
-fn stored(buffer: &DeviceBuffer, start: usize, sizes: (usize, usize)) -> DeviceMatrix<'_> {
-    DeviceMatrix { buffer, start, sizes, stored: Stored::ByRows }
+fn by_rows(buffer: &DeviceBuffer, start: usize, rows: usize, columns: usize) -> DeviceMatrix<'_> {
+    DeviceMatrix { buffer, start, sizes: (rows, columns), stored: Stored::ByRows }
 }

@@ -55,6 +55,17 @@ pub struct DeviceMatrix<'a> {
     pub stored: Stored,
 }
 
+/// A matrix in a device buffer that an operation replaces. It is stored by rows, without gaps.
+#[derive(Debug)]
+pub struct DeviceMatrixMut<'a> {
+    /// The buffer.
+    pub buffer: &'a mut DeviceBuffer,
+    /// The first element.
+    pub start: usize,
+    /// The numbers of rows and columns.
+    pub sizes: (usize, usize),
+}
+
 /// The order of the elements of a matrix in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stored {
@@ -204,7 +215,7 @@ impl MatrixProduct for Cublas {
         };
         let blas = stream.device().blas()?;
         let writes = &mut [target, &mut self.workspace];
-        stream.enqueue((&[left.buffer, right.buffer], writes), |raw| {
+        stream.enqueue(&[left.buffer, right.buffer], writes, |raw| {
             // SAFETY: CU-8, the matrices lie within their buffers, as was checked, and the
             // workspace is a whole buffer.
             unsafe { blas.multiply(raw, &gemm) }

@@ -116,19 +116,20 @@ impl Stream {
         &self.device
     }
 
-    /// Issues an operation of another library on this stream. `buffers` are the buffers that the
-    /// operation reads, and those that it writes. It must use no other memory of this crate. `call`
-    /// gets the driver's handle to the stream, and returns when the operation is issued.
+    /// Issues an operation of another library on this stream. The operation reads and writes the
+    /// buffers in `reads` and `writes`, and must use no other memory of this crate. `call` gets the
+    /// driver's handle to the stream, and returns when the operation is issued.
     ///
     /// # Errors
     /// The error of `call`; [`CudaError::Mismatch`] if a buffer is of another device;
     /// [`CudaError::Driver`] if a call of the driver fails, or an operation before has failed.
     pub fn enqueue<E: From<CudaError>>(
         &self,
-        buffers: (&[&DeviceBuffer], &mut [&mut DeviceBuffer]),
+        reads: &[&DeviceBuffer],
+        writes: &mut [&mut DeviceBuffer],
         call: impl FnOnce(CUstream) -> Result<(), E>,
     ) -> Result<(), E> {
-        self.put(buffers, call).map(drop)
+        self.put(reads, writes, call).map(drop)
     }
 
     /// Issues an operation of the driver itself.
@@ -139,21 +140,23 @@ impl Stream {
     /// moment.
     pub(super) unsafe fn issue(
         &self,
-        buffers: (&[&DeviceBuffer], &mut [&mut DeviceBuffer]),
+        reads: &[&DeviceBuffer],
+        writes: &mut [&mut DeviceBuffer],
         operation: DriverCall<'_>,
     ) -> Result<Moment, CudaError> {
         // SAFETY: CU-5, the caller's promise is passed on.
-        self.put(buffers, |raw| unsafe { self.device.context().issue(raw, operation) })
+        self.put(reads, writes, |raw| unsafe { self.device.context().issue(raw, operation) })
     }
 
     fn put<E: From<CudaError>>(
         &self,
-        (reads, writes): (&[&DeviceBuffer], &mut [&mut DeviceBuffer]),
+        reads: &[&DeviceBuffer],
+        writes: &mut [&mut DeviceBuffer],
         call: impl FnOnce(CUstream) -> Result<(), E>,
     ) -> Result<Moment, E> {
-        let place = self.prepare((reads, writes))?;
+        let place = self.prepare(reads, writes)?;
         let outcome = call(self.raw.0);
-        let moment = self.record(place, (reads, writes));
+        let moment = self.record(place, reads, writes);
         outcome.and(moment.map_err(E::from))
     }
 
@@ -161,7 +164,8 @@ impl Stream {
     /// follow.
     fn prepare(
         &self,
-        (reads, writes): (&[&DeviceBuffer], &[&mut DeviceBuffer]),
+        reads: &[&DeviceBuffer],
+        writes: &[&mut DeviceBuffer],
     ) -> Result<OnStream<'_>, CudaError> {
         self.device.make_current()?;
         reads.iter().try_for_each(|buffer| self.check(buffer))?;
@@ -180,11 +184,12 @@ impl Stream {
     fn record(
         &self,
         place: OnStream<'_>,
-        (reads, writes): (&[&DeviceBuffer], &[&mut DeviceBuffer]),
+        reads: &[&DeviceBuffer],
+        writes: &[&mut DeviceBuffer],
     ) -> Result<Moment, CudaError> {
         let OnStream { mut progress, upcoming } = place;
         progress.issued += 1;
-        let moment = upcoming.record(self.raw.0, (self.id, progress.issued));
+        let moment = upcoming.record(self.raw.0, self.id, progress.issued);
         match &moment {
             Ok(moment) => {
                 reads.iter().for_each(|buffer| buffer.uses().note_read(moment));
@@ -226,14 +231,14 @@ impl Stream {
         let mut places = Vec::with_capacity(parts.len());
         for index in &order {
             let Together { stream, reads, writes } = &parts[*index];
-            places.push(stream.prepare((reads, writes))?);
+            places.push(stream.prepare(reads, writes)?);
         }
         let called = call(&raws);
         let mut recorded = Ok(());
         for (index, mut place) in order.into_iter().zip(places) {
             let Together { stream, reads, writes } = &parts[index];
             place.progress.is_lost |= called.is_err();
-            recorded = recorded.and(stream.record(place, (reads, writes)).map(drop));
+            recorded = recorded.and(stream.record(place, reads, writes).map(drop));
             if called.is_err() {
                 // The library may still issue operations on the stream, after the recorded moment.
                 reads.iter().for_each(|buffer| buffer.uses().lose());
@@ -274,7 +279,7 @@ impl Stream {
         let upcoming = Upcoming::new(&self.device)?;
         let mut progress = self.progress.lock();
         progress.issued += 1;
-        upcoming.record(self.raw.0, (self.id, progress.issued))
+        upcoming.record(self.raw.0, self.id, progress.issued)
     }
 
     /// Makes this stream wait for a moment of another stream, on the device, unless it already
@@ -383,7 +388,8 @@ impl Upcoming {
     pub(super) fn record(
         self,
         raw: CUstream,
-        (stream, number): (u64, u64),
+        stream: u64,
+        number: u64,
     ) -> Result<Moment, CudaError> {
         let Slot { device, event, .. } = self.0.0;
         // SAFETY: CU-2, both live, and the context is current: the caller has issued something.

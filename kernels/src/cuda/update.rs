@@ -89,9 +89,8 @@ unsafe impl Argument for DeviceLion {}
 
 impl Stream {
     /// Makes one AdamW update of the elements of `pieces`, which are in order and do not overlap.
-    /// Other elements are unchanged. The last argument is the first and the second moment, f32 and
-    /// as long as each other. Each piece has its own number of the update, and `step.step` is
-    /// ignored.
+    /// Other elements are unchanged. `first` and `second` are the moments, f32 and as long as each
+    /// other. Each piece has its own number of the update, and `step.step` is ignored.
     ///
     /// One launch updates up to 120 pieces. The bits are those of
     /// [`update_in_blocks`](crate::update_in_blocks) with [`adamw`](crate::adamw).
@@ -106,19 +105,20 @@ impl Stream {
         update: DeviceUpdate<'_>,
         pieces: &[PieceOfStep],
         step: &AdamWStep,
-        (first, second): (&mut DeviceBuffer, &mut DeviceBuffer),
+        first: &mut DeviceBuffer,
+        second: &mut DeviceBuffer,
     ) -> Result<(), CudaError> {
         update.check("adamw", pieces)?;
         check_state("adamw", pieces, [first, second])?;
         let factors = device_adamw(&AdamWFactors::of(&AdamWStep { step: 1, ..*step }));
         let entry = |piece: &PieceOfStep| {
             let own = AdamWFactors::of(&AdamWStep { step: piece.step, ..*step });
-            entry(piece, (own.rate, own.second_root))
+            entry(piece, own.rate, own.second_root)
         };
         let states = [Some(first), Some(second)];
         // SAFETY: CU-5, pieces lie within the gradient, and their state within its buffers; the
         // kernel has two states, and these factors.
-        unsafe { self.launch(update, (pieces, entry), (CudaKernel::AdamW, &factors), states) }
+        unsafe { self.launch(update, pieces, entry, CudaKernel::AdamW, &factors, states) }
     }
 
     /// Makes one SGD update of the elements of `pieces`, which are in order and do not overlap.
@@ -147,10 +147,10 @@ impl Stream {
             None => {}
         }
         let factors = device_sgd(&SgdFactors::of(step), step.kind);
-        let entry = |piece: &PieceOfStep| entry(piece, (0.0, 0.0));
+        let entry = |piece: &PieceOfStep| entry(piece, 0.0, 0.0);
         // SAFETY: CU-5, pieces lie within the gradient, and their state within its buffer; the
         // kernel has one state, and these factors.
-        unsafe { self.launch(update, (pieces, entry), (CudaKernel::Sgd, &factors), [velocity]) }
+        unsafe { self.launch(update, pieces, entry, CudaKernel::Sgd, &factors, [velocity]) }
     }
 
     /// Makes one Lion update of the elements of `pieces`, which are in order and do not overlap.
@@ -171,12 +171,10 @@ impl Stream {
         update.check("lion", pieces)?;
         check_state("lion", pieces, [momentum])?;
         let factors = device_lion(&LionFactors::of(step));
-        let entry = |piece: &PieceOfStep| entry(piece, (0.0, 0.0));
+        let entry = |piece: &PieceOfStep| entry(piece, 0.0, 0.0);
         // SAFETY: CU-5, pieces lie within the gradient, and their state within its buffer; the
         // kernel has one state, and these factors.
-        unsafe {
-            self.launch(update, (pieces, entry), (CudaKernel::Lion, &factors), [Some(momentum)])
-        }
+        unsafe { self.launch(update, pieces, entry, CudaKernel::Lion, &factors, [Some(momentum)]) }
     }
 
     /// Launches a kernel for all pieces. A state that is not there has address 0.
@@ -187,8 +185,10 @@ impl Stream {
     unsafe fn launch<F: Argument, const STATES: usize>(
         &self,
         update: DeviceUpdate<'_>,
-        (pieces, entry): (&[PieceOfStep], impl Fn(&PieceOfStep) -> TablePiece),
-        (kernel, factors): (fn(Cast) -> CudaKernel, &F),
+        pieces: &[PieceOfStep],
+        entry: impl Fn(&PieceOfStep) -> TablePiece,
+        kernel: fn(Cast) -> CudaKernel,
+        factors: &F,
         mut states: [Option<&mut DeviceBuffer>; STATES],
     ) -> Result<(), CudaError> {
         let DeviceUpdate { parameters, mut rounded, gradient, divisor } = update;
@@ -205,7 +205,7 @@ impl Stream {
             writes.extend(rounded.as_deref_mut());
             // SAFETY: CU-5, the caller's promise is passed on; of the other buffers, none is
             // shorter than the gradient.
-            unsafe { launch.issue(self, (&[gradient], &mut writes)) }?;
+            unsafe { launch.issue(self, &[gradient], &mut writes) }?;
         }
         Ok(())
     }
@@ -275,7 +275,7 @@ pub(super) fn cast_of(rounded: Option<&DeviceBuffer>, index: usize) -> (Cast, u6
     rounded.map_or((Cast::Alone, 0), |it| (cast(it.dtype()), it.address(index)))
 }
 
-fn entry(piece: &PieceOfStep, (rate, second_root): (f32, f32)) -> TablePiece {
+fn entry(piece: &PieceOfStep, rate: f32, second_root: f32) -> TablePiece {
     let PieceOfStep { range, state, .. } = piece;
     let start = range.start as u64;
     let len = range.len() as u64;
@@ -372,8 +372,10 @@ impl Stream {
     pub fn muon_direction(
         &self,
         direction: &mut DeviceBuffer,
-        (gradient, divisor): (&DeviceBuffer, f64),
-        (part, step): (&PartOfMatrix, &MuonStep),
+        gradient: &DeviceBuffer,
+        divisor: f64,
+        part: &PartOfMatrix,
+        step: &MuonStep,
         momentum: &DeviceBuffer,
     ) -> Result<(), CudaError> {
         let from = part.within("muon_direction", gradient, part.shard)?;
@@ -389,7 +391,7 @@ impl Stream {
             .argument(&divisor)
             .argument(&factors);
         // SAFETY: CU-5, the part lies in each buffer.
-        unsafe { launch.issue(self, (&[gradient, momentum], &mut [direction])) }
+        unsafe { launch.issue(self, &[gradient, momentum], &mut [direction]) }
     }
 
     /// Makes one Muon update of a part of a matrix, along the orthogonalized direction. Other
@@ -405,7 +407,8 @@ impl Stream {
     pub fn muon(
         &self,
         update: DeviceUpdate<'_>,
-        (part, step): (&PartOfMatrix, &MuonStep),
+        part: &PartOfMatrix,
+        step: &MuonStep,
         direction: &DeviceBuffer,
         momentum: &mut DeviceBuffer,
     ) -> Result<(), CudaError> {
@@ -430,7 +433,7 @@ impl Stream {
         let mut writes: Writes<'_> = [parameters, momentum].into_iter().chain(rounded).collect();
         // SAFETY: CU-5, the part lies in each buffer; the parameters and their copy are not shorter
         // than the gradient.
-        unsafe { launch.issue(self, (&[gradient, direction], &mut writes)) }
+        unsafe { launch.issue(self, &[gradient, direction], &mut writes) }
     }
 }
 

@@ -76,7 +76,7 @@ impl Stream {
             let mut writes: Writes<'_> = [&mut *flat].into_iter().chain(noted).collect();
             // SAFETY: CU-5, places lie within the flat buffer and do not overlap, and each is as
             // long as its gradient.
-            unsafe { launch.issue(self, (&reads, &mut writes)) }?;
+            unsafe { launch.issue(self, &reads, &mut writes) }?;
         }
         Ok(())
     }
@@ -111,7 +111,7 @@ impl Stream {
                 part.iter_mut().map(|it| &mut *it.parameter).collect();
             // SAFETY: CU-5, places lie within the flat buffer, and each is as long as its
             // parameter.
-            unsafe { launch.issue(self, (&[flat], &mut writes)) }?;
+            unsafe { launch.issue(self, &[flat], &mut writes) }?;
         }
         Ok(())
     }
@@ -119,7 +119,8 @@ impl Stream {
     /// Casts the first elements of `flat` to those of `range`.
     pub(super) fn widen(
         &self,
-        (to, range): (&mut DeviceBuffer, Range<usize>),
+        to: &mut DeviceBuffer,
+        range: Range<usize>,
         flat: &DeviceBuffer,
     ) -> Result<(), CudaError> {
         let address = flat.address(0);
@@ -129,7 +130,7 @@ impl Stream {
         let table = table([(DeviceSlice::new(to, range), 0)].into_iter());
         let launch = launch.argument(&table).argument(&address).argument(&begin).argument(&end);
         // SAFETY: CU-5, the range lies in its buffer, and `flat` is not shorter.
-        unsafe { launch.issue(self, (&[flat], &mut [to])) }
+        unsafe { launch.issue(self, &[flat], &mut [to]) }
     }
 }
 
@@ -205,8 +206,10 @@ impl Stream {
     pub fn sum(
         &self,
         target: &mut DeviceBuffer,
-        (wires, range): (&[&DeviceBuffer], Range<usize>),
-        (post, fold): (Divisor, Fold),
+        wires: &[&DeviceBuffer],
+        range: Range<usize>,
+        post: Divisor,
+        fold: Fold,
         notes: Option<Notes<'_>>,
     ) -> Result<(), CudaError> {
         target.check("sum", DType::F32, range.len())?;
@@ -229,7 +232,7 @@ impl Stream {
         let noted = notes.map(|notes| &mut notes.noted.words);
         let mut writes: Writes<'_> = [target].into_iter().chain(noted).collect();
         // SAFETY: CU-5, each wire has the range, and the target is as long.
-        unsafe { launch.issue(self, (wires, &mut writes)) }
+        unsafe { launch.issue(self, wires, &mut writes) }
     }
 
     /// Casts f32 to the dtype of the target: `target = round(source / pre)`, divided in f32 and
@@ -258,7 +261,7 @@ impl Stream {
             .argument(&len)
             .argument(&scale);
         // SAFETY: CU-5, both have so many elements.
-        unsafe { launch.issue(self, (&[source], &mut [target])) }
+        unsafe { launch.issue(self, &[source], &mut [target]) }
     }
 }
 
@@ -325,7 +328,7 @@ impl Stream {
     ) -> Result<Vec<Seen>, CudaError> {
         let mut seen = words(self, SEEN * all.len(), "results of an inspection")?;
         for (index, values) in all.iter().enumerate() {
-            self.inspect_one(values, (&mut seen, SEEN * index))?;
+            self.inspect_one(values, &mut seen, SEEN * index)?;
         }
         let seen_of = |[squares, first]: &[u64; SEEN]| Seen {
             squared_norm: f64::from_bits(*squares),
@@ -339,18 +342,19 @@ impl Stream {
     fn inspect_one(
         &self,
         values: &DeviceBuffer,
-        (seen, at): (&mut DeviceBuffer, usize),
+        seen: &mut DeviceBuffer,
+        at: usize,
     ) -> Result<(), CudaError> {
         values.check("inspect", DType::F32, values.len())?;
         let mut blocks = words(self, SEEN * BLOCKS as usize, "partial results of an inspection")?;
-        let of = (MatrixDType::F32, values, 0..values.len());
-        let count = self.inspect_parts(of, &mut blocks)?;
+        let all = 0..values.len();
+        let count = self.inspect_parts(MatrixDType::F32, values, all, &mut blocks)?;
         let from = blocks.address(0);
         let to = seen.address(2 * at);
-        let launch = Launch::fixed(CudaKernel::InspectBlocks, (1, BLOCKS));
+        let launch = Launch::fixed(CudaKernel::InspectBlocks, 1, BLOCKS);
         let launch = launch.argument(&from).argument(&count).argument(&to);
         // SAFETY: CU-5, one `Seen` a block is read, and one written.
-        unsafe { launch.issue(self, (&[&blocks], &mut [seen])) }
+        unsafe { launch.issue(self, &[&blocks], &mut [seen]) }
     }
 
     /// Computes the squared norm of a range of an f32 buffer, whose elements are rounded to `dtype`
@@ -358,21 +362,25 @@ impl Stream {
     /// Makes two launches.
     pub(super) fn squares(
         &self,
-        of: (MatrixDType, &DeviceBuffer, Range<usize>),
+        dtype: MatrixDType,
+        values: &DeviceBuffer,
+        range: Range<usize>,
         squares: &mut DeviceBuffer,
     ) -> Result<(), CudaError> {
-        let count = self.inspect_parts(of, squares)?;
+        let count = self.inspect_parts(dtype, values, range, squares)?;
         let address = squares.address(0);
-        let launch = Launch::fixed(CudaKernel::InspectBlocks, (1, BLOCKS));
+        let launch = Launch::fixed(CudaKernel::InspectBlocks, 1, BLOCKS);
         let launch = launch.argument(&address).argument(&count).argument(&address);
         // SAFETY: CU-5, one `Seen` a block is read, and one written after that.
-        unsafe { launch.issue(self, (&[], &mut [squares])) }
+        unsafe { launch.issue(self, &[], &mut [squares]) }
     }
 
     /// Writes one `Seen` a block to `blocks`, and returns their number.
     fn inspect_parts(
         &self,
-        (dtype, values, range): (MatrixDType, &DeviceBuffer, Range<usize>),
+        dtype: MatrixDType,
+        values: &DeviceBuffer,
+        range: Range<usize>,
         blocks: &mut DeviceBuffer,
     ) -> Result<u64, CudaError> {
         let from = values.address(range.start);
@@ -380,10 +388,10 @@ impl Stream {
         let len = range.len() as u64;
         let wanted = range.len().div_ceil(WIDTH * THREADS as usize);
         let count = u32::try_from(wanted).unwrap_or(BLOCKS).clamp(1, BLOCKS);
-        let launch = Launch::fixed(CudaKernel::Inspect(dtype), (count, THREADS));
+        let launch = Launch::fixed(CudaKernel::Inspect(dtype), count, THREADS);
         let launch = launch.argument(&from).argument(&len).argument(&to);
         // SAFETY: CU-5, so many elements are read, and one `Seen` a block is written.
-        unsafe { launch.issue(self, (&[values], &mut [blocks])) }?;
+        unsafe { launch.issue(self, &[values], &mut [blocks]) }?;
         Ok(u64::from(count))
     }
 }

@@ -1,19 +1,21 @@
 //! The Adafactor update in pieces, for parameters whose elements lie on several ranks.
 //!
-//! A parameter of at least two dims is a stack of matrices, the last two dims. Its variance is estimated from a moment for each row and one
-//! for each column. A rank holds *runs* of consecutive elements, which may begin and end anywhere. The steps of an update:
+//! A parameter of at least two dims is a stack of matrices, the last two dims. Its variance is
+//! estimated from a moment for each row and one for each column. A rank holds *runs* of consecutive
+//! elements, which may begin and end anywhere. The steps of an update:
 //!
 //! 1. [`add_squares`] for each run; then the sums are added up over ranks, in f64.
 //! 2. [`average_sums`] for the moments of rows and of columns.
-//! 3. [`squared_update`] for each run, with a [`Factored`] estimate; then the sums are added up over ranks, like those of the squares of
-//!    the parameter's elements.
+//! 3. [`squared_update`] for each run, with a [`Factored`] estimate; then the sums are added up
+//!    over ranks, like those of the squares of the parameter's elements.
 //! 4. [`adafactor`] for each run.
 //!
-//! A parameter of fewer dims has a second moment for each element: [`average_squares`] takes the place of 1 and 2, and [`Variance::Each`]
-//! that of the estimate.
+//! A parameter of fewer dims has a second moment for each element: [`average_squares`] takes the
+//! place of 1 and 2, and [`Variance::Each`] that of the estimate.
 //!
-//! Sources: Shazeer and Stern, "Adafactor: adaptive learning rates with sublinear memory cost", arXiv 1804.04235; the formulas are those of
-//! `torch.optim.Adafactor`, which differs from the paper in its use of the learning rate and of the first epsilon.
+//! Sources: Shazeer and Stern, "Adafactor: adaptive learning rates with sublinear memory cost",
+//! arXiv 1804.04235; the formulas are those of `torch.optim.Adafactor`, which differs from the
+//! paper in its use of the learning rate and of the first epsilon.
 
 use std::ops::Range;
 
@@ -26,7 +28,8 @@ use crate::simd::vectorized;
 /// The number of elements whose update is computed before it is used.
 const BLOCK: usize = 256;
 
-/// The parameters of one Adafactor update. The factors that follow from them are computed in f64 and rounded to f32 once.
+/// The parameters of one Adafactor update. The factors that follow from them are computed in f64
+/// and rounded to f32 once.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdafactorStep {
     /// The largest relative size of a step, and the rate of the weight decay.
@@ -72,12 +75,14 @@ pub struct ParameterSums {
 /// The estimate of a variance, from the moments of a whole parameter.
 #[derive(Debug)]
 pub struct Factored<'a> {
-    rows: &'a [f32],
-    columns: &'a [f32],
+    row_moments: &'a [f32],
+    column_moments: &'a [f32],
     /// The mean of the moments of each matrix's rows, but at least epsilon1.
     means: SmallVec<[f32; 1]>,
-    /// The rows and columns of each matrix.
-    sizes: (usize, usize),
+    /// The rows of each matrix.
+    rows: usize,
+    /// The columns of each matrix.
+    columns: usize,
     least: f32,
 }
 
@@ -112,15 +117,17 @@ impl AdafactorStep {
         (keep, nearest_f32(alpha / scale))
     }
 
-    /// The variances of a run of a parameter of fewer than two dims, from the second moment of each element.
+    /// The variances of a run of a parameter of fewer than two dims, from the second moment of each
+    /// element.
     #[must_use]
     pub fn each<'a>(&self, second_moment: &'a [f32]) -> Variance<'a> {
         Variance::Each(second_moment, self.least_variance())
     }
 }
 
-/// Adds the squares of `clip * gradient`, in f64, to the sums of the rows and of the columns of its elements. The sums are those of all
-/// matrices of the parameter, `[matrices * rows]` and `[matrices * columns]`.
+/// Adds the squares of `clip * gradient`, in f64, to the sums of the rows and of the columns of its
+/// elements. The sums are those of all matrices of the parameter, `[matrices * rows]` and
+/// `[matrices * columns]`.
 ///
 /// # Panics
 ///
@@ -153,8 +160,8 @@ fn add_to_columns(gradient: &[f32], clip: f32, columns: &mut [f64]) -> f64 {
     sum_of_squares(&clipped[..gradient.len()])
 }
 
-/// Moves moments towards the means of squares: `moment = (1 - w) * moment + w * mean`, in f32, with `mean = sum / count` rounded to f32 once
-/// and `w = step^beta2_decay`.
+/// Moves moments towards the means of squares: `moment = (1 - w) * moment + w * mean`, in f32, with
+/// `mean = sum / count` rounded to f32 once and `w = step^beta2_decay`.
 ///
 /// # Panics
 ///
@@ -167,8 +174,8 @@ pub fn average_sums(step: &AdafactorStep, moments: &mut [f32], sums: &[f64], cou
     }
 }
 
-/// Moves the second moment of each element towards the square of `g = clip * gradient`: `moment = (1 - w) * moment + w * g * g`, in f32, with
-/// `w = step^beta2_decay`.
+/// Moves the second moment of each element towards the square of `g = clip * gradient`: `moment =
+/// (1 - w) * moment + w * g * g`, in f32, with `w = step^beta2_decay`.
 ///
 /// # Panics
 ///
@@ -187,7 +194,8 @@ pub fn average_squares(step: &AdafactorStep, moments: &mut [f32], gradient: &[f3
     );
 }
 
-/// The sum of the squares of an update `u` before it is scaled, in f64. For each element of a run, in this order and in f32:
+/// The sum of the squares of an update `u` before it is scaled, in f64. For each element of a run,
+/// in this order and in f32:
 ///
 /// ```text
 /// v = row moment / max(mean of the matrix's row moments, epsilon1) * column moment  or, of one dim,  second moment
@@ -209,7 +217,8 @@ pub fn squared_update(step: &AdafactorStep, gradient: &[f32], variance: Variance
     )
 }
 
-/// Updates a run of a parameter. With `u` of [`squared_update`], for each element, in this order and in f32:
+/// Updates a run of a parameter. With `u` of [`squared_update`], for each element, in this order
+/// and in f32:
 ///
 /// ```text
 /// alpha = max(epsilon2, sqrt(squares / elements)) * min(learning_rate, 1 / sqrt(step))
@@ -217,7 +226,8 @@ pub fn squared_update(step: &AdafactorStep, gradient: &[f32], variance: Variance
 /// p = p * (1 - learning_rate * weight_decay) - (alpha / scale) * u
 /// ```
 ///
-/// The factors of the last line are computed in f64. An element's bits do not depend on where a parameter is cut into runs.
+/// The factors of the last line are computed in f64. An element's bits do not depend on where a
+/// parameter is cut into runs.
 ///
 /// # Panics
 ///
@@ -226,7 +236,8 @@ pub fn adafactor(
     step: &AdafactorStep,
     sums: &ParameterSums,
     parameter: &mut [f32],
-    (gradient, variance): (&[f32], Variance<'_>),
+    gradient: &[f32],
+    variance: Variance<'_>,
 ) {
     let len = parameter.len();
     assert_eq!(gradient.len(), len, "adafactor: lengths of gradient and parameter differ");
@@ -270,26 +281,27 @@ impl MatrixRun {
 }
 
 impl<'a> Factored<'a> {
-    /// The estimate from the moments of all rows and of all columns of a parameter, `[matrices * rows]` and `[matrices * columns]`. The mean
-    /// of a matrix's row moments is computed in f64 and rounded to f32 once.
+    /// Makes the estimate for a parameter of matrices of `rows` and `columns`, from the moments of
+    /// all rows and of all columns, `[matrices * rows]` and `[matrices * columns]`. The mean of a
+    /// matrix's row moments is computed in f64 and rounded to f32 once.
     ///
     /// # Panics
     ///
     /// If the moments are not those of a number of matrices of these sizes, which are not 0.
     #[must_use]
-    pub fn new(
-        step: &AdafactorStep,
-        [rows, columns]: [&'a [f32]; 2],
-        sizes: (usize, usize),
-    ) -> Self {
-        assert!(sizes.0 > 0 && sizes.1 > 0, "adafactor: a matrix without elements");
-        let matrices = (rows.len().div_ceil(sizes.0), columns.len().div_ceil(sizes.1));
-        let whole = rows.len().is_multiple_of(sizes.0) && columns.len().is_multiple_of(sizes.1);
-        assert!(whole && matrices.0 == matrices.1, "adafactor: moments of other matrices");
-        let mean = |rows: &[f32]| rows.iter().copied().map(f64::from).sum::<f64>() / sizes.0 as f64;
+    pub fn new(step: &AdafactorStep, moments: [&'a [f32]; 2], rows: usize, columns: usize) -> Self {
+        assert!(rows > 0 && columns > 0, "adafactor: a matrix without elements");
+        let [row_moments, column_moments] = moments;
+        let matrices = row_moments.len() / rows;
+        let fits = row_moments.len() == matrices * rows
+            && column_moments.len().is_multiple_of(columns)
+            && column_moments.len() / columns == matrices;
+        assert!(fits, "adafactor: moments of other matrices");
+        let mean =
+            |rows: &[f32]| rows.iter().copied().map(f64::from).sum::<f64>() / rows.len() as f64;
         let least = |mean: f64| nearest_f32(mean.max(step.epsilon1));
-        let means = rows.chunks_exact(sizes.0).map(|rows| least(mean(rows))).collect();
-        Self { rows, columns, means, sizes, least: step.least_variance() }
+        let means = row_moments.chunks_exact(rows).map(|rows| least(mean(rows))).collect();
+        Self { row_moments, column_moments, means, rows, columns, least: step.least_variance() }
     }
 
     /// The variances of a run that begins at this element of the parameter.
@@ -300,7 +312,8 @@ impl<'a> Factored<'a> {
 }
 
 impl Variance<'_> {
-    /// Calls `act` with the update of each element, in order, in blocks: with their range and their updates.
+    /// Calls `act` with the update of each element, in order, in blocks: with their range and their
+    /// updates.
     #[inline(always)]
     fn each_update(self, clip: f32, gradient: &[f32], mut act: impl FnMut(Range<usize>, &[f32])) {
         match self {
@@ -313,20 +326,19 @@ impl Variance<'_> {
                 blocks(0..gradient.len(), |block| {
                     let updates = Updates { clip, least, factor: 1.0 };
                     let moments = &moments[block.clone()];
-                    updates.of((&gradient[block.clone()], moments), |update| act(block, update));
+                    updates.of(&gradient[block.clone()], moments, |update| act(block, update));
                 });
             }
             Self::Factored(of, start) => {
-                let (rows, columns) = of.sizes;
-                for part in (MatrixRun { start, rows, columns }).parts(gradient.len()) {
-                    let factor = of.rows[part.row] / of.means[part.row / rows];
+                let run = MatrixRun { start, rows: of.rows, columns: of.columns };
+                for part in run.parts(gradient.len()) {
+                    let factor = of.row_moments[part.row] / of.means[part.row / of.rows];
                     let updates = Updates { clip, least: of.least, factor };
                     let begin = part.elements.start;
-                    let columns = &of.columns[part.columns];
+                    let columns = &of.column_moments[part.columns];
                     blocks(part.elements, |block| {
                         let columns = &columns[block.start - begin..block.end - begin];
-                        updates
-                            .of((&gradient[block.clone()], columns), |update| act(block, update));
+                        updates.of(&gradient[block.clone()], columns, |update| act(block, update));
                     });
                 }
             }
@@ -346,7 +358,7 @@ struct Updates {
 impl Updates {
     /// Calls `act` with the updates of at most [`BLOCK`] elements.
     #[inline(always)]
-    fn of(self, (gradient, moments): (&[f32], &[f32]), act: impl FnOnce(&[f32])) {
+    fn of(self, gradient: &[f32], moments: &[f32], act: impl FnOnce(&[f32])) {
         let mut updates = [0.0; BLOCK];
         for ((update, gradient), moment) in updates.iter_mut().zip(gradient).zip(moments) {
             let variance = self.factor * moment;

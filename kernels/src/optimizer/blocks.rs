@@ -1,4 +1,5 @@
-//! An update in one pass over memory: a block is divided, updated and rounded while it is in the cache.
+//! An update in one pass over memory: a block is divided, updated and rounded while it is in the
+//! cache.
 
 use std::ops::Range;
 
@@ -6,16 +7,19 @@ use crate::convert::cast;
 use crate::scale::scaled_copy;
 use crate::values::ValuesMut;
 
-/// The number of elements that are divided, updated and rounded at a time. Four f32 buffers of this length take a small part
-/// of a second-level cache, and the fixed cost of a block (for AdamW two powers) is small compared to its elements.
+/// The number of elements that are divided, updated and rounded at a time. Four f32 buffers of this
+/// length take a small part of a second-level cache, and the fixed cost of a block (for AdamW two
+/// powers) is small compared to its elements.
 pub const UPDATE_BLOCK: usize = 4096;
 
-/// The slices that an update reads and writes besides the state of its optimizer. All have one length.
+/// The slices that an update reads and writes besides the state of its optimizer. All have one
+/// length.
 #[derive(Debug)]
 pub struct FusedUpdate<'a> {
     /// f32 master parameters.
     pub parameters: &'a mut [f32],
-    /// The target of a copy of the updated parameters in another dtype, if one is needed. It is written, and never read.
+    /// The target of a copy of the updated parameters in another dtype, if one is needed. It is
+    /// written, and never read.
     pub rounded: Option<ValuesMut<'a>>,
     /// The f32 gradient, which is read in place.
     pub gradient: &'a [f32],
@@ -23,12 +27,12 @@ pub struct FusedUpdate<'a> {
     pub divisor: f64,
 }
 
-/// Calls `update` for block after block, in order, with the block's range, its parameters, and its divided gradient. After
-/// each block, the updated parameters are rounded into `fused.rounded`.
+/// Calls `update` for block after block, in order, with the block's range, its parameters, and its
+/// divided gradient. After each block, the updated parameters are rounded into `fused.rounded`.
 ///
-/// The bits are those of [`divide_in_place`](crate::divide_in_place), an update, and [`cast`], each over all elements. The
-/// gradient is read once and not changed. If `update` panics, the parameters of its block are still rounded, so both
-/// copies agree.
+/// The bits are those of [`divide_in_place`](crate::divide_in_place), an update, and [`cast`], each
+/// over all elements. The gradient is read once and not changed. If `update` panics, the parameters
+/// of its block are still rounded, so both copies agree.
 ///
 /// # Panics
 ///

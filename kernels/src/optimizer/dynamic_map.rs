@@ -4,21 +4,26 @@ use std::sync::LazyLock;
 
 use crate::round::nearest_f32;
 
-/// The bits of an f32 that its bucket ignores: a bucket is a bf16 with all numbers that begin with its bits.
+/// The bits of an f32 that its bucket ignores: a bucket is a bf16 with all numbers that begin with
+/// its bits.
 const DROPPED: u32 = 16;
-/// The bits of 2^-23, in buckets. No map has a boundary between this and zero, so one bucket holds all numbers up to here.
+/// The bits of 2^-23, in buckets. No map has a boundary between this and zero, so one bucket holds
+/// all numbers up to here.
 const FIRST: u32 = (127 - 23) << 7;
 /// The number of buckets of each sign: up to 1, whose bucket is the last.
 const BUCKETS: usize = (127 << 7) - FIRST as usize + 1;
 
-/// A map of dynamic quantization. A code is found without a search: the bucket of a number says its code up to one boundary.
+/// A map of dynamic quantization. A code is found without a search: the bucket of a number says its
+/// code up to one boundary.
 #[derive(Debug)]
 pub(super) struct DynamicMap {
     /// The number of each code, in ascending order.
     pub(super) numbers: [f32; 256],
-    /// The largest f32 that is not above the middle of a code's number and the next one; above the last there is no boundary.
+    /// The largest f32 that is not above the middle of a code's number and the next one; above the
+    /// last there is no boundary.
     boundaries: [f32; 256],
-    /// The code of the least number of a bucket. There is at most one boundary in a bucket. Positive numbers come first.
+    /// The code of the least number of a bucket. There is at most one boundary in a bucket.
+    /// Positive numbers come first.
     first_codes: [[u8; BUCKETS]; 2],
 }
 
@@ -53,8 +58,8 @@ impl DynamicMap {
         Self { numbers, boundaries, first_codes }
     }
 
-    /// The code of the number nearest to `value`, which is from -1 to 1; of two that are equally near, the lower one. The code of any other
-    /// value has no meaning.
+    /// The code of the number nearest to `value`, which is from -1 to 1; of two that are equally
+    /// near, the lower one. The code of any other value has no meaning.
     #[inline(always)]
     pub(super) fn code(&self, value: f32) -> u8 {
         let bits = value.to_bits();
@@ -66,8 +71,9 @@ impl DynamicMap {
     }
 }
 
-/// The magnitude at a place: places from `least * 2^e` to `least * 2^(e+1)` divide the numbers from 10^(e-7) to 10^(e-6) into equal parts, of
-/// which these are the middles. `least` is a power of two.
+/// The magnitude at a place: places from `least * 2^e` to `least * 2^(e+1)` divide the numbers from
+/// 10^(e-7) to 10^(e-6) into equal parts, of which these are the middles. `least` is a power of
+/// two.
 fn magnitude(place: u32, least: u32) -> f64 {
     let exponent = (place / least).ilog2();
     let parts = f64::from(least << exponent);

@@ -3,7 +3,8 @@
 use crate::round::nearest_f32;
 use crate::simd::{Kernel, dispatch};
 
-/// The parameters of one Lion update (Chen et al., "Symbolic discovery of optimization algorithms", arXiv 2302.06675).
+/// The parameters of one Lion update (Chen et al., "Symbolic discovery of optimization algorithms",
+/// arXiv 2302.06675).
 ///
 /// The factors that follow from them are computed in f64 and rounded to f32 once.
 #[derive(Debug, Clone, Copy, PartialEq)]

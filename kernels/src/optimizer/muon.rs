@@ -4,15 +4,17 @@ use crate::optimizer::MomentumKind;
 use crate::round::nearest_f32;
 use crate::simd::{Kernel, dispatch};
 
-/// The parameters of one Muon update (K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024; Liu et al.,
-/// arXiv 2502.16982), in the order of operations of `torch.optim.Muon`.
+/// The parameters of one Muon update (K. Jordan et al., "Muon: an optimizer for hidden layers in
+/// neural networks", 2024; Liu et al., arXiv 2502.16982), in the order of operations of
+/// `torch.optim.Muon`.
 ///
 /// The factors that follow from them are computed in f64 and rounded to f32 once.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MuonStep {
     /// The learning rate of this step, times the factor for the shape of the matrix.
     pub rate: f64,
-    /// The weight decay, times the learning rate of this step: a parameter is multiplied by 1 - `decay`.
+    /// The weight decay, times the learning rate of this step: a parameter is multiplied by 1 -
+    /// `decay`.
     pub decay: f64,
     /// The decay factor of the momentum.
     pub momentum: f64,
@@ -22,8 +24,9 @@ pub struct MuonStep {
     pub clip: f32,
 }
 
-/// Replaces `direction`, which holds a gradient, by the direction that is orthogonalized. Both slices have one length. The momentum does
-/// not change: [`muon`] changes it, when the update is certain.
+/// Replaces `direction`, which holds a gradient, by the direction that is orthogonalized. Both
+/// slices have one length. The momentum does not change: [`muon`] changes it, when the update is
+/// certain.
 ///
 /// With `g = clip * gradient`, for each element, in this order and in f32:
 ///
@@ -40,7 +43,8 @@ pub fn muon_direction(step: &MuonStep, direction: &mut [f32], momentum: &[f32]) 
     dispatch(Direct { factors: MuonFactors::of(step), kind: step.kind, direction, momentum });
 }
 
-/// Makes one Muon update of a slice, along the orthogonalized direction. All slices have one length.
+/// Makes one Muon update of a slice, along the orthogonalized direction. All slices have one
+/// length.
 ///
 /// With `g = clip * gradient`, for each element, in this order and in f32:
 ///
@@ -135,8 +139,8 @@ impl Kernel for Move<'_> {
 mod tests {
     use super::*;
 
-    /// PyTorch's `lerp(start, end, weight)` is `end - (1 - weight) * (end - start)` for a weight of one half or more, and otherwise
-    /// `start + weight * (end - start)`: in f64 both are the same.
+    /// PyTorch's `lerp(start, end, weight)` is `end - (1 - weight) * (end - start)` for a weight of
+    /// one half or more, and otherwise `start + weight * (end - start)`: in f64 both are the same.
     fn lerp(start: f64, end: f64, weight: f64) -> f64 {
         start + weight * (end - start)
     }

@@ -14,10 +14,12 @@ use crate::simd::vectorized;
 /// The least number of columns that are multiplied at once: products of narrow matrices are slow.
 const LEAST_COLUMNS: usize = 256;
 
-/// Newton-Schulz iterations, which move the singular values of a matrix towards 1 and keep its singular vectors.
+/// Newton-Schulz iterations, which move the singular values of a matrix towards 1 and keep its
+/// singular vectors.
 ///
-/// Sources: K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024), whose coefficients are the default; Liu et al.,
-/// "Muon is scalable for LLM training", arXiv 2502.16982. The order of the operations is that of `torch.optim.Muon`.
+/// Sources: K. Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024),
+/// whose coefficients are the default; Liu et al., "Muon is scalable for LLM training", arXiv
+/// 2502.16982. The order of the operations is that of `torch.optim.Muon`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NewtonSchulz {
     /// The number of iterations.
@@ -26,11 +28,13 @@ pub struct NewtonSchulz {
     pub coefficients: [f64; 3],
     /// The least divisor of the matrix, in place of a norm below it.
     pub eps: f64,
-    /// The dtype to which results are rounded, as PyTorch rounds them with tensors of this dtype. Products are summed in f32.
+    /// The dtype to which results are rounded, as PyTorch rounds them with tensors of this dtype.
+    /// Products are summed in f32.
     pub dtype: MatrixDType,
 }
 
-/// The dtype of the elements of matrices that are multiplied: f32 or bf16. Displayed as `f32` and `bf16`.
+/// The dtype of the elements of matrices that are multiplied: f32 or bf16. Displayed as `f32` and
+/// `bf16`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MatrixDType {
     /// f32.
@@ -62,8 +66,9 @@ impl Default for NewtonSchulz {
 }
 
 impl NewtonSchulz {
-    /// The number of f32 that [`orthogonalize`](Self::orthogonalize) needs besides the matrix, for a matrix of these sizes: m * m + m * max(m,
-    /// min(256, n)), where m is the lesser of the sizes, and n the greater.
+    /// The number of f32 that [`orthogonalize`](Self::orthogonalize) needs besides the matrix, for
+    /// a matrix of these sizes: m * m + m * max(m, min(256, n)), where m is the lesser of the
+    /// sizes, and n the greater.
     #[must_use]
     pub fn workspace(rows: usize, columns: usize) -> usize {
         let short = rows.min(columns);
@@ -71,8 +76,8 @@ impl NewtonSchulz {
         short * (short + columns_at_once(short, long))
     }
 
-    /// Replaces a matrix of `rows` and `columns`, `[rows * columns]`, by its orthogonalization. What `workspace` holds has no meaning, before
-    /// and after.
+    /// Replaces a matrix of `rows` and `columns`, `[rows * columns]`, by its orthogonalization.
+    /// What `workspace` holds has no meaning, before and after.
     ///
     /// With X the matrix, or its transpose if it has more rows than columns:
     ///
@@ -81,15 +86,17 @@ impl NewtonSchulz {
     /// steps times:  A = X X^T;  B = b A + c A A;  X = a X + B X
     /// ```
     ///
-    /// The squares of the norm are summed in f64. In bf16, X, the norm, A, B and each new X are rounded. The bits depend on the processor, as
-    /// those of [`matmul`] do, and not on the threads.
+    /// The squares of the norm are summed in f64. In bf16, X, the norm, A, B and each new X are
+    /// rounded. The bits depend on the processor, as those of [`matmul`] do, and not on the
+    /// threads.
     ///
     /// # Panics
     /// If the matrix or the workspace has another length than its sizes say.
     pub fn orthogonalize(
         &self,
         matrix: &mut [f32],
-        (rows, columns): (usize, usize),
+        rows: usize,
+        columns: usize,
         workspace: &mut [f32],
         threads: Threads,
     ) {
@@ -103,13 +110,14 @@ impl NewtonSchulz {
         round.all(matrix);
         let norm = round.one(nearest_f32(squared_norm(matrix).sqrt().max(self.eps)));
         round.replace(matrix, |value| value / norm);
-        let mut iteration = Iteration { matrix, rows, columns, gram, product, round, threads };
+        let mut iteration = HostIteration { matrix, rows, columns, gram, product, round, threads };
         let coefficients = self.coefficients.map(nearest_f32);
         (0..self.steps).for_each(|_| iteration.step(coefficients));
     }
 }
 
-/// The number of columns of X that are multiplied at once: their product needs no more memory than a square.
+/// The number of columns of X that are multiplied at once: their product needs no more memory than
+/// a square.
 fn columns_at_once(short: usize, long: usize) -> usize {
     short.max(long.min(LEAST_COLUMNS))
 }
@@ -136,7 +144,7 @@ impl MatrixDType {
     }
 
     /// Replaces `values` by `keep * values + take * others`, rounded.
-    fn combine(self, values: &mut [f32], others: &[f32], (keep, take): (f32, f32)) {
+    fn combine(self, values: &mut [f32], others: &[f32], keep: f32, take: f32) {
         vectorized(
             #[inline(always)]
             || {
@@ -148,7 +156,7 @@ impl MatrixDType {
     }
 }
 
-struct Iteration<'a> {
+struct HostIteration<'a> {
     matrix: &'a mut [f32],
     rows: usize,
     columns: usize,
@@ -160,7 +168,7 @@ struct Iteration<'a> {
     threads: Threads,
 }
 
-impl Iteration<'_> {
+impl HostIteration<'_> {
     fn step(&mut self, [a, b, c]: [f32; 3]) {
         let short = self.rows.min(self.columns);
         let x = wide(self.matrix, self.rows, self.columns);
@@ -169,7 +177,7 @@ impl Iteration<'_> {
         let gram = Matrix::new(self.gram, short, short);
         let square = &mut self.product[..short * short];
         matmul(square, Fold::Replace, [gram, gram], self.threads);
-        self.round.combine(self.gram, square, (b, c));
+        self.round.combine(self.gram, square, b, c);
         let long = self.rows.max(self.columns);
         for start in (0..long).step_by(columns_at_once(short, long).max(1)) {
             let end = long.min(start + columns_at_once(short, long));
@@ -190,11 +198,11 @@ impl Iteration<'_> {
             // Columns of X are rows of the matrix, which are contiguous.
             matmul(product, Fold::Replace, [part.t(), b.t()], self.threads);
             let part = &mut self.matrix[range.start * short..range.end * short];
-            return self.round.combine(part, product, (a, 1.0));
+            return self.round.combine(part, product, a, 1.0);
         }
         matmul(product, Fold::Replace, [b, part], self.threads);
         for (row, product) in self.matrix.chunks_exact_mut(columns).zip(product.chunks(width)) {
-            self.round.combine(&mut row[range.clone()], product, (a, 1.0));
+            self.round.combine(&mut row[range.clone()], product, a, 1.0);
         }
     }
 }

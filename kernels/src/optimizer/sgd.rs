@@ -39,8 +39,8 @@ pub enum MomentumKind {
 /// p = p - learning_rate * d
 /// ```
 ///
-/// Without a velocity, the second line is left out and `d = g`. A velocity starts as zeros, so the first step is that
-/// of PyTorch with dampening 0.
+/// Without a velocity, the second line is left out and `d = g`. A velocity starts as zeros, so the
+/// first step is that of PyTorch with dampening 0.
 ///
 /// # Panics
 ///

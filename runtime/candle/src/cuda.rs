@@ -53,7 +53,7 @@ fn copied<T: CudaDType + DeviceRepr>(
     {
         let (to, _written) = copy.device_ptr_mut(&stream);
         let issued: std::result::Result<(), CudaError> =
-            ours.enqueue((&[from.buffer()], &mut []), |raw| {
+            ours.enqueue(&[from.buffer()], &mut [], |raw| {
                 // SAFETY: CU-7, both have `bytes` bytes, and the copy is on the stream on which
                 // `copy` was made.
                 unsafe { result::memcpy_dtod_async(to, address, bytes, raw) }
@@ -128,7 +128,7 @@ pub(crate) fn lent(tensor: Tensor) -> Result<Arc<dyn GradientValues>> {
     let len = tensor.elem_count();
     // SAFETY: CU-7, the tensor has `len` elements from `address` on, keeps them, and is not
     // written: it is a gradient.
-    let buffer = unsafe { DeviceBuffer::foreign(&stream, (dtype, len), address, Box::new(tensor)) };
+    let buffer = unsafe { DeviceBuffer::foreign(&stream, dtype, len, address, Box::new(tensor)) };
     Ok(Arc::new(buffer.map_err(candle_core::Error::wrap)?))
 }
 

@@ -137,16 +137,12 @@ impl Rule for AdafactorOptions {
         if let Some(dims) = LastTwoDims::of(&spec[parameter]) {
             let [rows, columns] = [ROWS, COLUMNS].map(|kind| state.kinds[kind].whole(parameter));
             let estimate = dims.estimate(&step, rows, columns);
-            return adafactor(
-                &step,
-                sums,
-                parameters,
-                (gradient, estimate.from(piece.param_start)),
-            );
+            let variance = estimate.from(piece.param_start);
+            return adafactor(&step, sums, parameters, gradient, variance);
         }
         let moments = state.kinds[EACH].of_run_mut(unit, &piece);
         average_squares(&step, moments, gradient);
-        adafactor(&step, sums, parameters, (gradient, step.each(moments)));
+        adafactor(&step, sums, parameters, gradient, step.each(moments));
     }
 }
 
@@ -289,7 +285,7 @@ impl LastTwoDims {
         rows: &'a [f32],
         columns: &'a [f32],
     ) -> Factored<'a> {
-        Factored::new(step, [rows, columns], (self.rows, self.columns))
+        Factored::new(step, [rows, columns], self.rows, self.columns)
     }
 }
 

@@ -79,7 +79,7 @@ impl Rule for AdamWOptions {
     fn update_on_device(&self, run: DeviceRun<'_>, state: RunState<'_>) -> Result<(), CudaError> {
         let pieces = state.pieces(&run.pieces);
         let [first, second] = state.on_device();
-        run.stream.adamw(run.update, &pieces, &self.of_step(1, run.clip), (first, second))
+        run.stream.adamw(run.update, &pieces, &self.of_step(1, run.clip), first, second)
     }
 }
 

@@ -91,8 +91,8 @@ impl Rule for MuonOptions {
             exchange.run(of, fill, workspace, |OnOwner { matrix, copies, workspace }| {
                 if updating.updates(matrix.param) {
                     let by = options(matrix.param).newton_schulz;
-                    let sizes = (matrix.rows, matrix.columns);
-                    by.orthogonalize(copies, sizes, workspace, Threads::Pool);
+                    let WholeMatrix { rows, columns, .. } = *matrix;
+                    by.orthogonalize(copies, rows, columns, workspace, Threads::Pool);
                 }
                 Ok(())
             })?;

@@ -1,6 +1,8 @@
 //! Buffers of a device for matrices: the parts that a rank sends, and the products of an owner.
 
-use hsdp_kernels::cuda::{Cublas, CudaError, Device, DeviceBuffer, NewtonSchulzBuffers};
+use hsdp_kernels::cuda::{
+    Cublas, CudaError, Device, DeviceBuffer, DeviceMatrixMut, NewtonSchulzBuffers,
+};
 use hsdp_kernels::memory::{self, Category};
 use hsdp_kernels::{MatrixDType, NewtonSchulz, Values};
 use hsdp_sharding::{DType, WholeMatrix};
@@ -83,7 +85,8 @@ impl Products {
         let mut buffers = buffers.iter_mut().filter(|(dtype, _)| *dtype == by.dtype);
         let (_, buffers) = buffers.next().expect("there are buffers for all owned matrices");
         matrix.write_part(stream, 0, Values::F32(values))?;
-        stream.orthogonalize(by, (matrix, 0, sizes), buffers, cublas)?;
-        matrix.read_back_into((stream, device.patience), 0, values)
+        let on_device = DeviceMatrixMut { buffer: &mut *matrix, start: 0, sizes };
+        stream.orthogonalize(by, on_device, buffers, cublas)?;
+        matrix.read_back_into(stream, 0, values, device.patience)
     }
 }

@@ -330,8 +330,7 @@ fn add_there(
     stream.pack_gradients(&mut flat, &entries, Divisor::ONE, notes)?;
     if let Some(mut total) = former {
         let notes = Some(Notes { noted: &mut noted, round });
-        let by = (Divisor::ONE, Fold::Add);
-        stream.sum(&mut total, (&[&flat], 0..flat.len()), by, notes)?;
+        stream.sum(&mut total, &[&flat], 0..flat.len(), Divisor::ONE, Fold::Add, notes)?;
         flat = total;
     }
     for (has, gradient) in has.iter_mut().zip(&gradients.entries) {

@@ -265,7 +265,7 @@ impl Shard {
                 let Scratch { gradient, master: through, .. } = &mut *scratch;
                 let gradient = read_gradient(device, sums.there(), gradient)?;
                 let through = &mut through[..master.len()];
-                master.read_back_into((&device.stream, device.patience), 0, through)?;
+                master.read_back_into(&device.stream, 0, through, device.patience)?;
                 update.on_host(through, None, gradient);
                 master.write(&device.stream, Values::F32(through))?;
                 let Some(rounded) = rounded else { return Ok(()) };
@@ -321,7 +321,7 @@ fn make_mut<'a>(
     if Arc::get_mut(buffer).is_none() {
         let all = 0..buffer.len();
         let mut copy = device.buffer(category, buffer.dtype(), all.len())?;
-        copy.copy(&device.stream, all.clone(), (buffer, all))?;
+        copy.copy(&device.stream, all.clone(), buffer, all)?;
         *buffer = Arc::new(copy);
     }
     Ok(Arc::get_mut(buffer).expect("there is no other holder"))
@@ -334,7 +334,7 @@ fn read_gradient<'a>(
     into: &'a mut [f32],
 ) -> Result<&'a [f32], CudaError> {
     let into = &mut into[..sums.len()];
-    sums.read_back_into((&device.stream, device.patience), 0, into)?;
+    sums.read_back_into(&device.stream, 0, into, device.patience)?;
     Ok(into)
 }
 

@@ -66,8 +66,8 @@ impl<H: Borrow<Vec<f32>>, D: Borrow<DeviceBuffer>> Located<H, D> {
                 Ok(())
             }
             Self::Device(There { value, device }) => {
-                let by = (&*device.stream, device.patience);
-                let read = value.borrow().read_back_into(by, from, into);
+                let read =
+                    value.borrow().read_back_into(&device.stream, from, into, device.patience);
                 read.map_err(|error| site.device(error))
             }
         }

@@ -126,8 +126,8 @@ impl GradientSums {
             }
             Self::Device(There { value, device }) => {
                 let other = other.there();
-                let by = (Divisor::ONE, fold);
-                device.stream.sum(&mut value.values, (&[other], 0..other.len()), by, None)
+                let all = 0..other.len();
+                device.stream.sum(&mut value.values, &[other], all, Divisor::ONE, fold, None)
             }
         }
     }

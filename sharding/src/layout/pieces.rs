@@ -43,7 +43,7 @@ pub struct Pieces<'a> {
 
 /// The pieces of one shard in one region.
 #[derive(Clone, Debug)]
-struct PieceWindow<'a> {
+pub(super) struct PieceWindow<'a> {
     /// The parameters that overlap the slice.
     params: &'a [usize],
     /// The slice, in elements of `full`.
@@ -53,21 +53,19 @@ struct PieceWindow<'a> {
 }
 
 impl<'a> Pieces<'a> {
-    /// Takes, for each region, its parameters in the order of `full`, the shard's slice of the
-    /// region, and the index at which the slice begins in the `shard` buffer.
     pub(super) fn new(
         slots: &'a [ParamSlot],
-        trainable: (&'a [usize], Range<usize>, usize),
-        frozen: (&'a [usize], Range<usize>, usize),
+        trainable: PieceWindow<'a>,
+        frozen: PieceWindow<'a>,
     ) -> Self {
-        let window =
-            |(params, slice, shard_start)| PieceWindow::new(slots, params, slice, shard_start);
-        Self { slots, trainable: window(trainable), frozen: window(frozen) }
+        Self { slots, trainable, frozen }
     }
 }
 
 impl<'a> PieceWindow<'a> {
-    fn new(
+    /// Takes the parameters of a region in the order of `full`, the shard's slice of the region,
+    /// and the index at which the slice begins in the `shard` buffer.
+    pub(super) fn new(
         slots: &[ParamSlot],
         params: &'a [usize],
         slice: Range<usize>,

@@ -16,10 +16,14 @@ use crate::{ByteCount, DType, ElemCount, ParamId, State};
 /// all-to-all in f32, and gets what the owners computed in another one. Let
 ///
 /// - `held` be the elements of the rank's shard that belong to these parameters,
-/// - `owned` the elements of the matrices that it owns, and `both` those of them that its own shard holds,
-/// - `workspace` the f32 that the largest owned matrix needs: for `Muon` [`WholeMatrix::workspace`], for `Owned` c for each element,
-/// - `words` the f32 of state of the parameters that it owns, of which there is a copy until the update is certain, with `Muon` 0,
-/// - c = 1 for `Muon`, which sends one value of each element, and c = 2 for `Owned`, which sends value and gradient.
+/// - `owned` the elements of the matrices that it owns, and `both` those of them that its own shard
+///   holds,
+/// - `workspace` the f32 that the largest owned matrix needs: for `Muon`
+///   [`WholeMatrix::workspace`], for `Owned` c for each element,
+/// - `words` the f32 of state of the parameters that it owns, of which there is a copy until the
+///   update is certain, with `Muon` 0,
+/// - c = 1 for `Muon`, which sends one value of each element, and c = 2 for `Owned`, which sends
+///   value and gradient.
 ///
 /// | | `Muon` and `Owned` |
 /// |---|---|
@@ -86,8 +90,8 @@ impl UpdateFlows {
         let is_owned = |id: ParamId| matches!(plan.spec()[id].state, State::Owned(_));
         let muon = Owners::of(plan, Wholes::Matrices, is_muon).expect("the model was checked");
         let owned = Owners::of(plan, Wholes::Parameters, is_owned).expect("each is a whole");
-        let muon = UpdateExchange::of(plan, &muon, (1, |matrix| matrix.workspace().get()));
-        let owned = UpdateExchange::of(plan, &owned, (2, |matrix| 2 * matrix.numel() as u64));
+        let muon = UpdateExchange::of(plan, &muon, 1, |matrix| matrix.workspace().get());
+        let owned = UpdateExchange::of(plan, &owned, 2, |matrix| 2 * matrix.numel() as u64);
         let [muon, owned] = [muon, owned].map(|it| Some(it).filter(|it| it.owned.most() > 0));
         Self { muon, owned, sums: FactoredSums::of(plan) }
     }
@@ -143,11 +147,7 @@ struct UpdateExchange {
 }
 
 impl UpdateExchange {
-    fn of(
-        plan: &Plan,
-        owners: &Owners,
-        (copies, workspace): (u64, fn(&WholeMatrix) -> u64),
-    ) -> Self {
+    fn of(plan: &Plan, owners: &Owners, copies: u64, workspace: fn(&WholeMatrix) -> u64) -> Self {
         let held = owners.owned().flat_map(|(_, matrix)| pieces(plan, matrix));
         let owned = owners.owned().map(|(owner, it)| (owner..owner + 1, it.numel() as u64));
         let both = owners.owned().flat_map(|(owner, matrix)| {

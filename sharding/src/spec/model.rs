@@ -136,8 +136,9 @@ impl ModelSpec {
         self
     }
 
-    /// Sets the [state](Param::state) that the optimizer keeps for each trainable parameter. It affects the plan's memory and
-    /// traffic only: plans that differ in it alone have the same fingerprint.
+    /// Sets the [state](Param::state) that the optimizer keeps for each trainable parameter. It
+    /// affects the plan's memory and traffic only: plans that differ in it alone have the same
+    /// fingerprint.
     #[must_use]
     pub fn updated_by(mut self, state: impl Fn(&Param) -> State) -> Self {
         let params = self.units.iter_mut().flat_map(|unit| &mut unit.params);
@@ -147,8 +148,8 @@ impl ModelSpec {
         self
     }
 
-    /// Plans one more moving average of the trainable parameters, which takes an f32 for each element of a rank's shard. As the state of
-    /// optimizers, it affects predictions only.
+    /// Plans one more moving average of the trainable parameters, which takes an f32 for each
+    /// element of a rank's shard. As the state of optimizers, it affects predictions only.
     #[must_use]
     pub fn averaged(self) -> Self {
         Self { averages: self.averages + 1, ..self }
@@ -160,7 +161,8 @@ impl ModelSpec {
         self.averages
     }
 
-    /// Lets all trainable parameters be cut only between [blocks](Param::blocks) of this number of elements.
+    /// Lets all trainable parameters be cut only between [blocks](Param::blocks) of this number of
+    /// elements.
     #[must_use]
     pub fn in_blocks(mut self, elements: usize) -> Self {
         let params = self.units.iter_mut().flat_map(|unit| &mut unit.params);
@@ -170,7 +172,8 @@ impl ModelSpec {
         self
     }
 
-    /// Keeps the full parameters of all units from their forward to their backward, except those that are gathered for the forward alone.
+    /// Keeps the full parameters of all units from their forward to their backward, except those
+    /// that are gathered for the forward alone.
     #[must_use]
     pub fn all_kept(mut self) -> Self {
         let resharded = |unit: &&mut Unit| unit.after_forward == AfterForward::Reshard;

@@ -32,13 +32,13 @@ pub enum Granularity {
     /// group may be shorter. This costs padding: see
     /// [`UnitLayout::padding`](crate::UnitLayout::padding).
     Rows(usize),
-    /// Between blocks of this number of elements, counted from the parameter's start. The last block may be shorter. This costs
-    /// padding, as `Rows` does.
+    /// Between blocks of this number of elements, counted from the parameter's start. The last
+    /// block may be shorter. This costs padding, as `Rows` does.
     Blocks(usize),
 }
 
-/// The description of a parameter: its name and shape, whether it is trained, where it may be cut, and what state an optimizer
-/// keeps for it.
+/// The description of a parameter: its name and shape, whether it is trained, where it may be cut,
+/// and what state an optimizer keeps for it.
 ///
 /// ```
 /// use hsdp_sharding::{Granularity, Param, Role};
@@ -62,7 +62,8 @@ pub struct Param {
     pub stored: Option<DType>,
     /// The [declared](Self::matrices) view as a stack of matrices; `None` if none is declared.
     pub view: Option<Matrices>,
-    /// The state that the optimizer keeps for it if it is trainable, for the plan's memory and traffic.
+    /// The state that the optimizer keeps for it if it is trainable, for the plan's memory and
+    /// traffic.
     pub state: State,
 }
 
@@ -110,16 +111,16 @@ impl Param {
         Self { granularity: Granularity::Rows(rows), ..self }
     }
 
-    /// Lets the parameter be cut only between blocks of `elements` elements, counted from its start, for optimizers whose state
-    /// has one scale for each block.
+    /// Lets the parameter be cut only between blocks of `elements` elements, counted from its
+    /// start, for optimizers whose state has one scale for each block.
     #[must_use]
     pub fn blocks(self, elements: usize) -> Self {
         Self { granularity: Granularity::Blocks(elements), ..self }
     }
 
-    /// Declares the parameter as a stack of `count` matrices of `rows` x `columns`, row-major and contiguous, for optimizers that
-    /// update whole matrices. The three numbers must multiply to the parameter's elements
-    /// ([`Error::InvalidMatrices`](crate::Error::InvalidMatrices)).
+    /// Declares the parameter as a stack of `count` matrices of `rows` x `columns`, row-major and
+    /// contiguous, for optimizers that update whole matrices. The three numbers must multiply to
+    /// the parameter's elements ([`Error::InvalidMatrices`](crate::Error::InvalidMatrices)).
     ///
     /// ```
     /// use hsdp_sharding::{Matrices, Param};
@@ -133,7 +134,8 @@ impl Param {
         Self { view: Some(Matrices { count, rows, columns }), ..self }
     }
 
-    /// The parameter as a stack of matrices: as declared, or one matrix for a parameter of two dims. `None` for all others.
+    /// The parameter as a stack of matrices: as declared, or one matrix for a parameter of two
+    /// dims. `None` for all others.
     #[must_use]
     pub fn as_matrices(&self) -> Option<Matrices> {
         self.view.or(match self.shape[..] {

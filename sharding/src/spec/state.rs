@@ -2,11 +2,12 @@
 
 use std::fmt;
 
-/// The state that an optimizer keeps for a trainable parameter, from which a plan computes memory, copies and the exchange of an
-/// update. It affects these predictions only: it is no part of the fingerprint, and no optimizer reads it.
+/// The state that an optimizer keeps for a trainable parameter, from which a plan computes memory,
+/// copies and the exchange of an update. It affects these predictions only: it is no part of the
+/// fingerprint, and no optimizer reads it.
 ///
-/// A piece is the part of the parameter in a rank's shard. Buffers of pieces are padded to a multiple of
-/// [`ALIGNMENT`](crate::ALIGNMENT) elements.
+/// A piece is the part of the parameter in a rank's shard. Buffers of pieces are padded to a
+/// multiple of [`ALIGNMENT`](crate::ALIGNMENT) elements.
 ///
 /// | state | bytes on a rank |
 /// |---|---|
@@ -28,28 +29,35 @@ use std::fmt;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
-    /// This number of f32 for each element, at most 1024: AdamW 2, SGD with momentum and Lion 1, SGD 0.
+    /// This number of f32 for each element, at most 1024: AdamW 2, SGD with momentum and Lion 1,
+    /// SGD 0.
     Elements(usize),
-    /// Two bytes for each element, and two f32 for each block of elements: AdamW in 8 bits. Blocks are counted from the start of a
-    /// piece; with [`Granularity::Blocks`](crate::Granularity::Blocks) of the same number they are the blocks of the parameter.
+    /// Two bytes for each element, and two f32 for each block of elements: AdamW in 8 bits. Blocks
+    /// are counted from the start of a piece; with
+    /// [`Granularity::Blocks`](crate::Granularity::Blocks) of the same number they are the blocks
+    /// of the parameter.
     EightBit {
         /// Elements of a block, at least 1.
         block: usize,
     },
-    /// Adafactor (Shazeer and Stern, [arXiv 1804.04235](https://arxiv.org/abs/1804.04235)): an f32 for each row and one for each
-    /// column of the last two dims, for each index of the dims before. Every rank of the shard group keeps all of them, whichever
-    /// part of the parameter it holds. A parameter of fewer than two dims has an f32 for each element. In an update the shard group
-    /// adds up partial sums over rows and columns ([`UpdatePlan`](crate::UpdatePlan)).
+    /// Adafactor (Shazeer and Stern, [arXiv 1804.04235](https://arxiv.org/abs/1804.04235)): an f32
+    /// for each row and one for each column of the last two dims, for each index of the dims
+    /// before. Every rank of the shard group keeps all of them, whichever part of the parameter it
+    /// holds. A parameter of fewer than two dims has an f32 for each element. In an update the
+    /// shard group adds up partial sums over rows and columns ([`UpdatePlan`](crate::UpdatePlan)).
     Factored,
-    /// Muon: an f32 for each element. Each of the parameter's [matrices](crate::Param::as_matrices) goes to one rank of the shard
-    /// group, its owner ([`Owners`](crate::Owners)), which computes the update of the whole matrix and sends it back.
+    /// Muon: an f32 for each element. Each of the parameter's [matrices](crate::Param::as_matrices)
+    /// goes to one rank of the shard group, its owner ([`Owners`](crate::Owners)), which computes
+    /// the update of the whole matrix and sends it back.
     Muon,
-    /// The values and the gradient of the whole parameter go to one rank of the shard group, its owner, which keeps this number of f32
-    /// for the whole parameter, and sends new values back. All of these numbers of a model add up to at most 2^48.
+    /// The values and the gradient of the whole parameter go to one rank of the shard group, its
+    /// owner, which keeps this number of f32 for the whole parameter, and sends new values back.
+    /// All of these numbers of a model add up to at most 2^48.
     Owned(usize),
 }
 
-/// The most f32 of state for an element. With more the memory plan of the largest model would not fit a `u64`.
+/// The most f32 of state for an element. With more the memory plan of the largest model would not
+/// fit a `u64`.
 const MOST_SLOTS: usize = 1024;
 
 impl State {

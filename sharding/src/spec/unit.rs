@@ -15,8 +15,9 @@ pub enum AfterForward {
     /// The full parameters are kept until the unit's backward is done, which saves a gather and
     /// takes more memory.
     Keep,
-    /// The full parameters are freed, and not gathered for the backward. Only for units without a trainable parameter whose output
-    /// needs no gradient: all that goes into it is data, or comes from other such units.
+    /// The full parameters are freed, and not gathered for the backward. Only for units without a
+    /// trainable parameter whose output needs no gradient: all that goes into it is data, or comes
+    /// from other such units.
     Discard,
 }
 
@@ -68,7 +69,8 @@ impl Unit {
         Self { after_forward: AfterForward::Keep, ..self }
     }
 
-    /// Gathers the unit for the forward alone: no gradient reaches it. For example the frozen embedding below trained blocks.
+    /// Gathers the unit for the forward alone: no gradient reaches it. For example the frozen
+    /// embedding below trained blocks.
     #[must_use]
     pub fn forward_only(self) -> Self {
         Self { after_forward: AfterForward::Discard, ..self }

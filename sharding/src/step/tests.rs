@@ -13,31 +13,43 @@ fn three_units() -> ModelSpec {
     ["a", "b", "c"].into_iter().fold(ModelSpec::new(), |spec, name| spec.unit(unit(name)))
 }
 
-/// Nothing ahead, the declared order from the first microbatch on.
-fn plain() -> (PlanOptions, Rules) {
-    let options = PlanOptions { prefetch: 0, ..PlanOptions::default() };
-    (options, Rules { order: UnitOrder::Error, ..Rules::default() })
+/// The options of a plan, and the rules of its steps.
+struct Settings {
+    options: PlanOptions,
+    rules: Rules,
 }
 
-fn dry_run(mesh: [usize; 2], options: (PlanOptions, Rules), microbatches: Option<usize>) -> DryRun {
-    dry_run_of(three_units(), mesh, options, microbatches)
+/// Nothing ahead, the declared order from the first microbatch on.
+fn plain() -> Settings {
+    let options = PlanOptions { prefetch: 0, ..PlanOptions::default() };
+    Settings { options, rules: Rules { order: UnitOrder::Error, ..Rules::default() } }
+}
+
+/// As [`plain`], with gathers `prefetch` units ahead.
+fn ahead(prefetch: usize) -> Settings {
+    let Settings { options, rules } = plain();
+    Settings { options: PlanOptions { prefetch, ..options }, rules }
+}
+
+fn dry_run(mesh: [usize; 2], settings: Settings, microbatches: Option<usize>) -> DryRun {
+    dry_run_of(three_units(), mesh, settings, microbatches)
 }
 
 fn dry_run_of(
     spec: ModelSpec,
     mesh: [usize; 2],
-    options: (PlanOptions, Rules),
+    settings: Settings,
     microbatches: Option<usize>,
 ) -> DryRun {
     let mesh = Mesh::new(mesh[0], mesh[1]).expect("a mesh");
-    let plan = Plan::new(spec, mesh, options.0).expect("a plan");
-    DryRun::of(&Arc::new(plan), options.1, microbatches, 2)
+    let plan = Plan::new(spec, mesh, settings.options).expect("a plan");
+    DryRun::of(&Arc::new(plan), settings.rules, microbatches, 2)
 }
 
 /// The gathers, hand-outs, reduce-scatters and all-reduces of a step, a line for each microbatch
 /// and its end.
-fn order(mesh: [usize; 2], options: (PlanOptions, Rules), microbatches: Option<usize>) -> String {
-    order_of(&dry_run(mesh, options, microbatches))
+fn order(mesh: [usize; 2], settings: Settings, microbatches: Option<usize>) -> String {
+    order_of(&dry_run(mesh, settings, microbatches))
 }
 
 fn order_of(step: &DryRun) -> String {
@@ -62,22 +74,17 @@ fn a_step_is_written_in_words() {
 
 #[test]
 fn gathers_are_issued_when_they_or_those_before_them_are_needed() {
-    let ahead = |prefetch| {
-        let (options, rules) = plain();
-        order([1, 2], (PlanOptions { prefetch, ..options }, rules), Some(1))
-    };
-    assert_eq!(ahead(0), PLAIN);
-    assert_eq!(ahead(1), "g0 g1 u0 g2 u1 g2' u2 g1' u2' r2 g0' u1' r1 u0' r0");
-    assert_eq!(ahead(2), "g0 g1 g2 u0 g2' u1 g1' u2 g0' u2' r2 u1' r1 u0' r0");
-    assert_eq!(ahead(100), "g0 g1 g2 g2' g1' g0' u0 u1 u2 u2' r2 u1' r1 u0' r0");
+    let order_ahead = |prefetch| order([1, 2], ahead(prefetch), Some(1));
+    assert_eq!(order_ahead(0), PLAIN);
+    assert_eq!(order_ahead(1), "g0 g1 u0 g2 u1 g2' u2 g1' u2' r2 g0' u1' r1 u0' r0");
+    assert_eq!(order_ahead(2), "g0 g1 g2 u0 g2' u1 g1' u2 g0' u2' r2 u1' r1 u0' r0");
+    assert_eq!(order_ahead(100), "g0 g1 g2 g2' g1' g0' u0 u1 u2 u2' r2 u1' r1 u0' r0");
 }
 
 #[test]
 fn nothing_is_gathered_ahead_across_microbatches() {
-    let (options, rules) = plain();
-    let ahead = (PlanOptions { prefetch: 100, ..options }, rules);
     let line = "g0 g1 g2 g2' g1' g0' u0 u1 u2 u2' r2 u1' r1 u0' r0";
-    assert_eq!(order([1, 2], ahead, Some(2)), [line, line].join("\n"));
+    assert_eq!(order([1, 2], ahead(100), Some(2)), [line, line].join("\n"));
     assert_eq!(order([1, 2], plain(), Some(3)), [PLAIN, PLAIN, PLAIN].join("\n"));
 }
 
@@ -89,9 +96,7 @@ fn a_kept_unit_is_gathered_once_and_a_frozen_one_is_never_reduced() {
             _ => unit.clone(),
         };
         let spec = three_units().units().iter().map(second).fold(ModelSpec::new(), ModelSpec::unit);
-        let (options, rules) = plain();
-        let ahead = (PlanOptions { prefetch: 1, ..options }, rules);
-        order_of(&dry_run_of(spec, [1, 2], ahead, Some(1)))
+        order_of(&dry_run_of(spec, [1, 2], ahead(1), Some(1)))
     };
     assert_eq!(with_second(Unit::keep), "g0 g1 u0 g2 u1 g2' u2 g0' u2' r2 r1 u0' r0");
     let frozen = with_second(|_| Unit::new("b").param(Param::new("b.w", [6]).frozen()));
@@ -103,7 +108,7 @@ fn nothing_is_gathered_ahead_while_the_order_is_found() {
     let rules = Rules { order: UnitOrder::Follow, ..Rules::default() };
     let first = "g0 u0 g1 u1 g2 u2 g2' g1' u2' r2 g0' u1' r1 u0' r0";
     let second = "g0 g1 u0 g2 u1 g2' u2 g1' u2' r2 g0' u1' r1 u0' r0";
-    let found = order([1, 2], (PlanOptions::default(), rules), Some(2));
+    let found = order([1, 2], Settings { options: PlanOptions::default(), rules }, Some(2));
     assert_eq!(found, [first, second].join("\n"));
 }
 
@@ -116,8 +121,8 @@ fn all_reduces_start_in_the_last_microbatch_where_it_is_known() {
 
 #[test]
 fn in_one_sequence_an_all_reduce_follows_the_next_reduce_scatter() {
-    let (options, rules) = plain();
-    let one = (options, Rules { sequences: Sequences::One, ..rules });
+    let Settings { options, rules } = plain();
+    let one = Settings { options, rules: Rules { sequences: Sequences::One, ..rules } };
     let last = format!("{FORWARD} r2 g1' u1' r1 a2 g0' u0' r0 a1\na0");
     assert_eq!(order([2, 2], one, Some(1)), last);
 }
@@ -125,9 +130,9 @@ fn in_one_sequence_an_all_reduce_follows_the_next_reduce_scatter() {
 #[test]
 fn modes_differ_in_the_microbatches_that_reduce() {
     let mode = |accumulation, microbatches| {
-        let (options, rules) = plain();
+        let Settings { options, rules } = plain();
         let options = PlanOptions { accumulation, ..options };
-        order([2, 2], (options, rules), microbatches)
+        order([2, 2], Settings { options, rules }, microbatches)
     };
     let every = format!("{FORWARD} r2 g1' u1' r1 g0' u0' r0 a2 a1 a0");
     assert_eq!(mode(Accumulation::Every, Some(2)), format!("{every}\n{every}"));

@@ -45,7 +45,8 @@ pub(crate) fn unit() -> impl Strategy<Value = Unit> {
     prop::collection::vec(param(), 1..=6).prop_map(|params| named_unit("unit", params))
 }
 
-/// A unit in which some parameters are cut between rows, where they have rows, and others between blocks.
+/// A unit in which some parameters are cut between rows, where they have rows, and others between
+/// blocks.
 pub(crate) fn unit_with_rows() -> impl Strategy<Value = Unit> {
     let rows = (1usize..=6).prop_map(Granularity::Rows);
     let blocks = (1usize..=300).prop_map(Granularity::Blocks);

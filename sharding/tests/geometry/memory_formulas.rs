@@ -1,5 +1,5 @@
-//! The formulas of memory against a ledger of the allocations in a step, which the machine of the step
-//! decides.
+//! The formulas of memory against a ledger of the allocations in a step, which the machine of the
+//! step decides.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -35,8 +35,8 @@ impl Ledger {
     }
 }
 
-/// The rank of a training loop that uses each unit in turn, and drops it. The machine of the step says
-/// what it gathers and reduces meanwhile.
+/// The rank of a training loop that uses each unit in turn, and drops it. The machine of the step
+/// says what it gathers and reduces meanwhile.
 struct Player {
     units: Vec<Unit>,
     /// The units as the forward uses them.
@@ -175,8 +175,9 @@ fn name(phase: Phase) -> &'static str {
     }
 }
 
-/// Two ranks read one copy of each unit, for three microbatches. One still reads the `slow`-th gather; the other, which holds the
-/// copies, runs ahead as far as the gathers allow. Returns the bytes that it holds then.
+/// Two ranks read one copy of each unit, for three microbatches. One still reads the `slow`-th
+/// gather; the other, which holds the copies, runs ahead as far as the gathers allow. Returns the
+/// bytes that it holds then.
 fn held_for(player: &Player, prefetch: usize, slow: usize) -> usize {
     let queue = &player.played.gathers;
     let issued_by = |asked: usize| {
@@ -189,7 +190,8 @@ fn held_for(player: &Player, prefetch: usize, slow: usize) -> usize {
     }
     let kept = |index: usize| player.kept(queue[index % queue.len()].0);
     let bytes = |index: usize| player.bytes(queue[index % queue.len()].0);
-    // Of the earlier forwards, those of kept units whose backward is still to come: the units that are used before this one.
+    // Of the earlier forwards, those of kept units whose backward is still to come: the units that
+    // are used before this one.
     let used = |index: usize| player.order.iter().position(|unit| unit.index() == queue[index].0);
     let before = (0..slow).filter(|&index| kept(index) && used(index) < used(slow));
     before.chain(slow..issued_by(fast)).map(bytes).sum()
@@ -356,7 +358,8 @@ fn what_is_offloaded_of_units_in_two_dtypes() {
 proptest! {
     #![proptest_config(cases(256))]
 
-    /// All ranks together save every element once, each from its own pieces. A snapshot holds these and their optimizer state.
+    /// All ranks together save every element once, each from its own pieces. A snapshot holds these
+    /// and their optimizer state.
     #[test]
     fn every_element_is_saved_by_one_rank(
         spec in model(),

@@ -59,15 +59,16 @@ pub(crate) fn trainable(plan: &Plan) -> Vec<(ParamId, Param)> {
     params.filter(|(_, param)| param.role == Role::Trainable).collect()
 }
 
-/// The multiplications of the three products of a Newton-Schulz step on a matrix X of m x n, m <= n: X Xᵀ, its square, and the
-/// polynomial of it times X.
+/// The multiplications of the three products of a Newton-Schulz step on a matrix X of m x n, m <=
+/// n: X Xᵀ, its square, and the polynomial of it times X.
 fn cost(rows: usize, columns: usize) -> usize {
     let m = rows.min(columns);
     let n = rows.max(columns);
     m * n * m + m * m * m + m * m * n
 }
 
-/// The longest first, each to the member with the least so far, as a list that is searched every time.
+/// The longest first, each to the member with the least so far, as a list that is searched every
+/// time.
 fn dealt(costs: &[usize], members: usize) -> Vec<usize> {
     let mut sums = vec![0; members];
     let mut owners = vec![usize::MAX; costs.len()];
@@ -152,7 +153,8 @@ fn state_by_shard(plan: &Plan) -> Vec<usize> {
     bytes
 }
 
-/// The exchange of each shard index for some wholes: bytes received, extra memory, that beside and on a device, and the results.
+/// The exchange of each shard index for some wholes: bytes received, extra memory, that beside and
+/// on a device, and the results.
 fn exchange(plan: &Plan, wholes: &[Whole], copies: usize) -> Vec<[usize; 5]> {
     let shards = plan.mesh().shard_size();
     let [mut sent, mut received, mut foreign, mut workspace, mut words, mut largest, mut square] =
@@ -215,7 +217,8 @@ fn updates(plan: &Plan) -> Vec<UpdatePlan> {
     (0..shards).map(of).collect()
 }
 
-/// The replica that writes an element of a shard: shards are split evenly, and the first parts are the longer ones.
+/// The replica that writes an element of a shard: shards are split evenly, and the first parts are
+/// the longer ones.
 fn writer(index: usize, shard_len: usize, replicas: usize) -> usize {
     let long = shard_len % replicas;
     let len = |replica| shard_len / replicas + usize::from(replica < long);
@@ -301,7 +304,8 @@ proptest! {
         }
     }
 
-    /// All elements of all matrices arrive at their owners, each once, from the shard that holds it.
+    /// All elements of all matrices arrive at their owners, each once, from the shard that holds
+    /// it.
     #[test]
     fn every_element_is_sent_to_its_owner_once(plan in generated()) {
         let is_muon = |id: ParamId| plan.spec()[id].state == State::Muon;
@@ -384,7 +388,8 @@ fn two_matrices(state: impl Fn(&Param) -> State) -> Plan {
     Plan::new(spec, mesh, PlanOptions::default()).expect("two small matrices")
 }
 
-/// Shard 0 has `a` and the first half of `b`, which it owns; shard 1 has the other half of `b`, and owns `a`.
+/// Shard 0 has `a` and the first half of `b`, which it owns; shard 1 has the other half of `b`, and
+/// owns `a`.
 #[test]
 fn an_update_by_hand() {
     let plan = two_matrices(|_| State::Muon);
@@ -416,8 +421,8 @@ fn states_by_hand() {
     });
     let rank = |rank| only_large.optimizer_state(Rank::new(rank)).get();
     assert_eq!([0, 1].map(rank), [4 * 7, 0]);
-    // The owner gets value and gradient of the other half. It has room for those of all 64, once as they came and once in their order, and
-    // a copy of the state.
+    // The owner gets value and gradient of the other half. It has room for those of all 64, once as
+    // they came and once in their order, and a copy of the state.
     let update = only_large.update(Rank::new(0));
     assert_eq!(update.exchanged.bytes, ByteCount(4 * 2 * 32));
     assert_eq!(update.extra, ByteCount(4 * (2 * 64 + 7 + 2 * 64)));

@@ -1,4 +1,5 @@
-//! The granularities of rows and blocks: every cut respects them, and they need no more padding than necessary.
+//! The granularities of rows and blocks: every cut respects them, and they need no more padding
+//! than necessary.
 
 use std::time::Instant;
 
@@ -107,8 +108,9 @@ fn blocks_are_counted_in_elements_from_the_start_of_the_parameter() {
     let bias = Param::new("b", [40]);
     let unit = Unit::new("u").param(bias).param(Param::new("w", [1000]).blocks(256));
     let layout = UnitLayout::new(&unit, 3).unwrap();
-    // Shards of 384 to 480 elements would cut it at two places that are no multiple of 256 apart. Of the places from 64 on, 256 is
-    // the first from which a boundary at 512 lies between two blocks.
+    // Shards of 384 to 480 elements would cut it at two places that are no multiple of 256 apart.
+    // Of the places from 64 on, 256 is the first from which a boundary at 512 lies between two
+    // blocks.
     assert_eq!((layout.shard_len(), layout.params()[1].start), (512, 256));
     let pieces = (0..3).flat_map(|shard| layout.pieces(shard)).filter(|piece| piece.param == 1);
     let cuts: Vec<_> = pieces.map(|piece| piece.param_range()).collect();

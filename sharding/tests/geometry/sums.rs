@@ -6,8 +6,9 @@ use hsdp_sharding::{
 
 use crate::optimizers::{factors, trainable};
 
-/// The all-reduces of each shard index. A member of the shard group gets the parts of all others of each value of its slice, and
-/// the sum of each other value. The values of a slice are as many as if they were dealt out one by one.
+/// The all-reduces of each shard index. A member of the shard group gets the parts of all others of
+/// each value of its slice, and the sum of each other value. The values of a slice are as many as
+/// if they were dealt out one by one.
 pub(crate) fn counted(plan: &Plan) -> Vec<Flow> {
     let mut lens = [0; 2];
     for (_, param) in trainable(plan).into_iter().filter(|(_, it)| it.state == State::Factored) {
@@ -26,7 +27,8 @@ pub(crate) fn counted(plan: &Plan) -> Vec<Flow> {
     (0..shards).map(of).collect()
 }
 
-/// The memory of these values, which are all there at once, and of the new factors; and that of the factors alone.
+/// The memory of these values, which are all there at once, and of the new factors; and that of the
+/// factors alone.
 pub(crate) fn memory(plan: &Plan) -> (usize, usize) {
     let factored = trainable(plan).into_iter().filter(|(_, it)| it.state == State::Factored);
     let of_param = |(_, param): (_, Param)| match param.shape.len() {

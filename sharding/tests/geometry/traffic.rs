@@ -1,4 +1,5 @@
-//! The formulas of traffic against a count, element by element, of the bytes that each rank would receive.
+//! The formulas of traffic against a count, element by element, of the bytes that each rank would
+//! receive.
 
 use hsdp_sharding::{
     Accumulation, AfterForward, Axis, ByteCount, DType, Flow, FullCopies, Mesh, ModelSpec, Param,
@@ -13,8 +14,8 @@ fn owners(region: Region) -> impl Iterator<Item = usize> {
     (0..region.len).map(move |element| element / region.shard_len)
 }
 
-/// The part that owns each of `len` elements when they are split over `parts` as evenly as possible, in
-/// order.
+/// The part that owns each of `len` elements when they are split over `parts` as evenly as
+/// possible, in order.
 fn dealt(len: usize, parts: usize) -> Vec<usize> {
     let mut shares = vec![0; parts];
     (0..len).for_each(|element| shares[element % parts] += 1);
@@ -34,8 +35,8 @@ impl Counter<'_> {
         flow.bytes += ByteCount::of(bytes);
     }
 
-    /// Receives every element that another member of the shard group owns; with one copy, only on the rank that holds
-    /// it.
+    /// Receives every element that another member of the shard group owns; with one copy, only on
+    /// the rank that holds it.
     fn all_gather(&mut self, unit: usize) {
         let layout = &self.plan.layouts()[unit];
         let own = self.plan.mesh().coordinate(self.rank).shard_index;
@@ -57,7 +58,8 @@ impl Counter<'_> {
         }
     }
 
-    /// Receives, for every element that it owns, one contribution of each other member of the shard group.
+    /// Receives, for every element that it owns, one contribution of each other member of the shard
+    /// group.
     fn reduce_scatter(&mut self, unit: usize) {
         let layout = &self.plan.layouts()[unit];
         let group = self.plan.mesh().group(Axis::Shard, self.rank);

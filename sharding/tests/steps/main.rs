@@ -1,7 +1,8 @@
-//! The order of steps on whole worlds of machines. PROTOCOL.md of the runtime, "Why every rank issues
-//! the same".
+//! The order of steps on whole worlds of machines. PROTOCOL.md of the runtime, "Why every rank
+//! issues the same".
 //!
-//! Each of these changes to the machine was made on purpose, one at a time, and these tests found it:
+//! Each of these changes to the machine was made on purpose, one at a time, and these tests found
+//! it:
 //!
 //! | change | found as |
 //! |---|---|
@@ -293,8 +294,8 @@ proptest! {
         }
     }
 
-    /// Traffic is the sum over the collectives of a step, each with the bytes that the other members
-    /// give.
+    /// Traffic is the sum over the collectives of a step, each with the bytes that the other
+    /// members give.
     #[test]
     fn traffic_is_a_sum_over_the_collectives_of_a_step(
         plan in plan(), rules in rules(), microbatches in 1..4_usize, is_given in any::<bool>()
@@ -339,8 +340,8 @@ fn a_kept_unit_that_a_rank_gathers_along_is_there_for_its_backward() {
     }
 }
 
-/// Returns the kind of a collective of units, and the bytes that a rank receives from other members;
-/// nothing if there are none.
+/// Returns the kind of a collective of units, and the bytes that a rank receives from other
+/// members; nothing if there are none.
 fn received(plan: &Plan, rank: Rank, call: Collective) -> Option<(usize, u64)> {
     let mesh = plan.mesh();
     let size = call.dtype.size_bytes() as u64;

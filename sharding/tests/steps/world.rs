@@ -1,5 +1,5 @@
-//! A world of machines: an operation is complete when all of its members have issued it, and nothing
-//! else. Which rank goes on next is drawn.
+//! A world of machines: an operation is complete when all of its members have issued it, and
+//! nothing else. Which rank goes on next is drawn.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -186,7 +186,8 @@ impl World {
         }
     }
 
-    /// Whether a rank has ended the step: then all ranks have said their statements, and all end it.
+    /// Whether a rank has ended the step: then all ranks have said their statements, and all end
+    /// it.
     pub(crate) fn is_ended_anywhere(&self) -> bool {
         self.members.iter().any(|member| member.is_over())
     }
@@ -474,8 +475,8 @@ impl World {
         }
     }
 
-    /// Checks, when all ranks are at their ends, that all operations are complete, and that all ranks
-    /// ended in the same way.
+    /// Checks, when all ranks are at their ends, that all operations are complete, and that all
+    /// ranks ended in the same way.
     fn check_ends(&mut self) -> Result<(), String> {
         let aborted = self.members[0].ended.clone();
         if self.members.iter().any(|member| member.ended != aborted) {

@@ -27,8 +27,8 @@ fn round(streams: &[Stream; 3], seed: u64, len: usize) {
     // It gets the memory that was just given back, and must not write it before the cast has read it.
     let other = upload(&streams[2], Values::F32(&vec![-7.0; len]));
     let mut target = DeviceBuffer::new(&device(), DType::F32, len, "a test").expect("memory");
-    let sum = (Divisor::ONE, Fold::Replace);
-    streams[2].sum(&mut target, (&[&wire], 0..len), sum, None).expect("summed");
+    let summed = streams[2].sum(&mut target, &[&wire], 0..len, Divisor::ONE, Fold::Replace, None);
+    summed.expect("summed");
     drop((wire, other));
     let expected: Vec<f32> = values.iter().map(|it| half::bf16::from_f32(*it).to_f32()).collect();
     let found = download(&streams[0], &target);
@@ -104,13 +104,13 @@ fn parts_of_buffers_are_copied_to_parts_of_others() {
     for (rank, shard) in shards.iter().enumerate() {
         let source = upload(&streams[rank], Values::F32(shard));
         let to = rank * len..(rank + 1) * len;
-        full.copy(&streams[2 - rank], to, (&source, 0..len)).expect("copied");
+        full.copy(&streams[2 - rank], to, &source, 0..len).expect("copied");
     }
     assert_same(download(&streams[0], &full).values(), Values::F32(&shards.concat()), "all");
 
     let other = upload(&streams[0], Values::F32(&[1.0; 64]));
     let mut refused = |to, from| {
-        let outcome = full.copy(&streams[0], to, (&other, from));
+        let outcome = full.copy(&streams[0], to, &other, from);
         outcome.expect_err("it does not fit").to_string()
     };
     assert_eq!(

@@ -22,9 +22,11 @@ impl Drop for Tensor {
 /// A buffer of what lies in `memory`, which a library uses on `library`.
 fn lent(library: &Arc<Stream>, memory: &DeviceBuffer, gone: &Arc<AtomicUsize>) -> DeviceBuffer {
     let owner = Box::new(Tensor(Arc::clone(gone)));
-    let elements = (memory.dtype(), memory.len());
+    let dtype = memory.dtype();
+    let len = memory.len();
+    let address = memory.address(0);
     // SAFETY: CU-7, the memory outlives all that is made of it in this file.
-    let lent = unsafe { DeviceBuffer::foreign(library, elements, memory.address(0), owner) };
+    let lent = unsafe { DeviceBuffer::foreign(library, dtype, len, address, owner) };
     lent.expect("a moment")
 }
 
@@ -61,7 +63,7 @@ fn a_stream_of_others_is_left_to_them() {
     let memory = upload(&library, Values::F32(&[1.0, 2.0, 3.0]));
     let mut raw = None;
     library
-        .enqueue::<hsdp_kernels::cuda::CudaError>((&[], &mut []), |handle| {
+        .enqueue::<hsdp_kernels::cuda::CudaError>(&[], &mut [], |handle| {
             raw = Some(handle);
             Ok(())
         })

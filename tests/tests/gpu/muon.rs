@@ -54,8 +54,7 @@ fn directions_are_those_of_the_twin() {
         let state = up(&momentum);
         let mut direction = up(&expected);
         for part in &PARTS {
-            let of = (part, &step);
-            let issued = stream.muon_direction(&mut direction, (&from, DIVISOR), of, &state);
+            let issued = stream.muon_direction(&mut direction, &from, DIVISOR, part, &step, &state);
             issued.expect("computed");
             let own = &mut expected[part.direction..part.direction + part.len];
             own.copy_from_slice(&divided(&gradient, part));
@@ -88,7 +87,7 @@ fn updates_are_those_of_the_twin() {
                 gradient: &from,
                 divisor: DIVISOR,
             };
-            stream.muon(update, (part, &step), &along, &mut on_device.1).expect("updated");
+            stream.muon(update, part, &step, &along, &mut on_device.1).expect("updated");
             let own = part.shard..part.shard + part.len;
             let fused = FusedUpdate {
                 parameters: &mut parameters[own.clone()],
@@ -125,10 +124,10 @@ fn parts_that_do_not_fit_are_refused() {
     for (shard, state, place) in [(9, 0, 0), (0, 9, 0), (0, 0, usize::MAX)] {
         let part = PartOfMatrix { len: 8, shard, state, direction: place };
         let update = DeviceUpdate { parameters, rounded: None, gradient, divisor: 1.0 };
-        let refused = stream.muon(update, (&part, &step), direction, momentum);
+        let refused = stream.muon(update, &part, &step, direction, momentum);
         let said = format!("{part:?} does not lie in a buffer of 16 elements");
         assert_eq!(refused.expect_err("it does not fit").to_string(), format!("muon: {said}"));
-        let refused = stream.muon_direction(direction, (gradient, 1.0), (&part, &step), momentum);
+        let refused = stream.muon_direction(direction, gradient, 1.0, &part, &step, momentum);
         let told = refused.expect_err("it does not fit").to_string();
         assert_eq!(told, format!("muon_direction: {said}"));
     }

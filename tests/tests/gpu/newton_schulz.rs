@@ -2,7 +2,9 @@
 
 use candle_core::Device::Cpu;
 use candle_core::Tensor;
-use hsdp_kernels::cuda::{Cublas, CudaError, MatrixProduct, NewtonSchulzBuffers, Product, Stream};
+use hsdp_kernels::cuda::{
+    Cublas, CudaError, DeviceMatrixMut, MatrixProduct, NewtonSchulzBuffers, Product, Stream,
+};
 use hsdp_kernels::memory::{self, Category};
 use hsdp_kernels::{MatrixDType, NewtonSchulz, Threads, Values};
 use hsdp_sharding::{DType, Rank};
@@ -65,7 +67,7 @@ fn orthogonalize(by: &NewtonSchulz) -> Vec<Orthogonalized> {
     let cublas = Cublas::new(&device()).expect("cuBLAS");
     let mut product = Counted { cublas, products: 0 };
     for (sizes, start) in SIZES.into_iter().zip(&starts) {
-        let matrix = (&mut matrices, *start, sizes);
+        let matrix = DeviceMatrixMut { buffer: &mut matrices, start: *start, sizes };
         stream.orthogonalize(by, matrix, &mut buffers, &mut product).expect("orthogonalized");
     }
     assert_eq!(product.products, 3 * by.steps * SIZES.len());
@@ -77,7 +79,7 @@ fn orthogonalize(by: &NewtonSchulz) -> Vec<Orthogonalized> {
         let device = found[own].to_vec();
         let mut host = before.clone();
         let mut workspace = vec![0.0; NewtonSchulz::workspace(sizes.0, sizes.1)];
-        by.orthogonalize(&mut host, sizes, &mut workspace, Threads::One);
+        by.orthogonalize(&mut host, sizes.0, sizes.1, &mut workspace, Threads::One);
         Orthogonalized { sizes, before, device, host }
     });
     both.collect()
@@ -201,8 +203,8 @@ fn matrices_that_do_not_fit_are_refused() {
         (MatrixDType::BF16, 0, (4, 4), "iterations in f32 with buffers of bf16"),
     ] {
         let mut buffers = NewtonSchulzBuffers::new(&device(), dtype, [(4, 5)]).expect("memory");
-        let refused =
-            stream.orthogonalize(&by, (&mut matrix, start, sizes), &mut buffers, &mut cublas);
+        let matrix = DeviceMatrixMut { buffer: &mut matrix, start, sizes };
+        let refused = stream.orthogonalize(&by, matrix, &mut buffers, &mut cublas);
         let told = refused.expect_err("it does not fit").to_string();
         assert_eq!(told, format!("orthogonalize: {expected}"));
     }

@@ -20,8 +20,8 @@ fn what_one_stream_writes_the_next_reads() {
     let one = upload(&streams[0], Values::F32(&vec![1.0; len]));
     let mut sum = upload(&streams[0], Values::F32(&vec![0.0; len]));
     for turn in 0..100 {
-        let post = (Divisor::ONE, Fold::Add);
-        streams[turn % 4].sum(&mut sum, (&[&one], 0..len), post, None).expect("summed");
+        let stream = &streams[turn % 4];
+        stream.sum(&mut sum, &[&one], 0..len, Divisor::ONE, Fold::Add, None).expect("summed");
     }
     let found = download(&streams[0], &sum);
     assert_same(found.values(), Values::F32(&vec![100.0; len]), "a hundred ones");
@@ -54,8 +54,8 @@ fn ranks_that_are_threads_read_what_the_others_have_written() {
             let stream = stream();
             let all = wires.iter().collect::<Vec<_>>();
             let mut target = upload(&stream, Values::F32(&vec![0.0; len]));
-            let post = (Divisor::ONE, Fold::Replace);
-            stream.sum(&mut target, (&all, 0..len), post, None).expect("summed");
+            let summed = stream.sum(&mut target, &all, 0..len, Divisor::ONE, Fold::Replace, None);
+            summed.expect("summed");
             download(&stream, &target)
         };
         thread::scope(|scope| {
@@ -76,8 +76,7 @@ fn who_waits_longer_than_it_wants_to_is_told_what_for() {
     let one = upload(&stream, Values::F32(&vec![1.0; len]));
     let mut sum = upload(&stream, Values::F32(&vec![0.0; len]));
     for _ in 0..100 {
-        let post = (Divisor::ONE, Fold::Add);
-        stream.sum(&mut sum, (&[&one], 0..len), post, None).expect("summed");
+        stream.sum(&mut sum, &[&one], 0..len, Divisor::ONE, Fold::Add, None).expect("summed");
     }
     let late = stream.wait("a hundred sums", Duration::ZERO).expect_err("they take their time");
     assert_eq!(late.to_string(), "a hundred sums on CUDA device 0 was not done in 0 ms");

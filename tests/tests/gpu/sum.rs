@@ -28,7 +28,8 @@ fn compare(members: &[HostBuffer], start: usize, partial: &[f32], (post, fold): 
     let mut noted = Noted::new(&stream).expect("memory");
     let all: Vec<_> = wires.iter().collect();
     let notes = Notes { noted: &mut noted, round: ROUND };
-    stream.sum(&mut target, (&all, range.clone()), (post, fold), Some(notes)).expect("summed");
+    let summed = stream.sum(&mut target, &all, range.clone(), post, fold, Some(notes));
+    summed.expect("summed");
 
     let mut expected = partial.to_vec();
     let contributions: Vec<_> = members.iter().map(|it| it.values().slice(range.clone())).collect();
@@ -119,10 +120,9 @@ fn members_that_do_not_fit_are_refused_by_number() {
     let [long, short] = [40, 30].map(|len| upload(&stream, Values::F32(&vec![1.0; len])));
     let mut target = upload(&stream, Values::F32(&[0.0; 32]));
     let mut sum = |members: &[&DeviceBuffer], start: usize| {
-        let post = (Divisor::ONE, Fold::Add);
-        stream
-            .sum(&mut target, (members, start..start + 32), post, None)
-            .map_err(|it| it.to_string())
+        let range = start..start + 32;
+        let summed = stream.sum(&mut target, members, range, Divisor::ONE, Fold::Add, None);
+        summed.map_err(|it| it.to_string())
     };
     assert_eq!(sum(&[&long], 8), Ok(()));
     let said = "sum: member 1 has 30 elements of f32, but 40 of f32 are expected".to_owned();

@@ -87,8 +87,8 @@ fn adamw_updates_as_the_twin_does() {
             &pieces,
             (len, cast, divisor),
             |device, update| {
-                let moments = (&mut device.0, &mut device.1);
-                stream().adamw(update, &pieces, &step, moments).expect("updated");
+                let updated = stream().adamw(update, &pieces, &step, &mut device.0, &mut device.1);
+                updated.expect("updated");
             },
             |piece, parameters, gradient, first, second| {
                 adamw(&AdamWStep { step: piece.step, ..step }, parameters, gradient, first, second);
@@ -201,7 +201,7 @@ fn pieces_that_do_not_fit_are_refused() {
     for (range, number) in [(60..70, 1), (6..8, 1), (8..16, 0)] {
         let update = DeviceUpdate { parameters, rounded: None, gradient, divisor: 1.0 };
         let piece = PieceOfStep { range: range.clone(), state: 0, step: number };
-        let refused = stream.adamw(update, &[piece], &step, (first, second));
+        let refused = stream.adamw(update, &[piece], &step, first, second);
         let said = format!(
             "adamw: piece {range:?} of update {number} is invalid: it must start at a multiple of 4 \
              from 0 on, lie within 64 elements, and updates count from 1"
@@ -212,7 +212,7 @@ fn pieces_that_do_not_fit_are_refused() {
         let piece = |range, state| PieceOfStep { range, state, step: 1 };
         let pieces = [piece(0..8, states[0]), piece(8..16, states[1])];
         let update = DeviceUpdate { parameters, rounded: None, gradient, divisor: 1.0 };
-        let refused = stream.adamw(update, &pieces, &step, (first, second));
+        let refused = stream.adamw(update, &pieces, &step, first, second);
         let range = &pieces[number].range;
         let state = states[number];
         let said = format!(

@@ -124,7 +124,7 @@ impl Context {
             let (free, total) = self.memory();
             return Err(CudaError::OutOfMemory { device, bytes: 0, what, free, total });
         }
-        functions.told((device, "make a handle of cuBLAS"), status)?;
+        functions.told(device, "make a handle of cuBLAS", status)?;
         Ok(Blas { functions, device, handle: Mutex::new(Handle(raw)) })
     }
 }
@@ -132,11 +132,11 @@ impl Context {
 fn functions() -> Result<Functions, CudaError> {
     static LOADED: OnceLock<Result<Functions, CudaError>> = OnceLock::new();
     let purpose = "multiplies matrices; part of the CUDA toolkit and the package nvidia-cublas";
-    LOADED.get_or_init(|| open(("libcublas", purpose), &NAMES, Functions::found_in)).clone()
+    LOADED.get_or_init(|| open("libcublas", purpose, &NAMES, Functions::found_in)).clone()
 }
 
 impl Functions {
-    fn told(&self, (device, operation): (usize, &str), status: c_int) -> Result<(), CudaError> {
+    fn told(&self, device: usize, operation: &str, status: c_int) -> Result<(), CudaError> {
         if status == 0 {
             return Ok(());
         }
@@ -165,7 +165,7 @@ impl Blas {
         stream: CUstream,
         gemm: &Gemm,
     ) -> Result<(), CudaError> {
-        let told = |status| self.functions.told((self.device, "multiply matrices"), status);
+        let told = |status| self.functions.told(self.device, "multiply matrices", status);
         let handle = self.handle.lock();
         // SAFETY: CU-8, the handle is never destroyed.
         told(unsafe { (self.functions.set_math_mode)(handle.0, MATH) })?;
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn a_library_without_the_functions_is_told_by_the_function_that_it_lacks() {
         let names = ["libm.so.6", "libnothing.so"];
-        let refused = open(("libcublas", "multiplies"), &names, Functions::found_in);
+        let refused = open("libcublas", "multiplies", &names, Functions::found_in);
         let said = refused.expect_err("it lacks them").to_string();
         let begins = "libcublas cannot be loaded (multiplies): tried libm.so.6 (";
         assert!(said.starts_with(begins), "{said}");

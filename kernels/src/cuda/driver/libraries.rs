@@ -38,7 +38,7 @@ fn check(
     purpose: &'static str,
     names: &[&'static str],
 ) -> Result<(), CudaError> {
-    open((library, purpose), names, |found| {
+    open(library, purpose, names, |found| {
         // Unloading it would run its destructors, and the bindings load it again.
         let _kept = ManuallyDrop::new(found);
         Ok(())
@@ -51,7 +51,8 @@ fn check(
 /// # Errors
 /// [`CudaError::MissingLibrary`] if there is none, with the reason for each.
 pub(super) fn open<T>(
-    (library, purpose): (&'static str, &'static str),
+    library: &'static str,
+    purpose: &'static str,
     names: &[&'static str],
     take: impl Fn(Library) -> Result<T, libloading::Error>,
 ) -> Result<T, CudaError> {

@@ -1,4 +1,5 @@
-//! The pieces together are compared with figures of PyTorch and with its formula in f64 on whole parameters; and runs with the whole.
+//! The pieces together are compared with figures of PyTorch and with its formula in f64 on whole
+//! parameters; and runs with the whole.
 
 use super::*;
 use crate::simd::tests::on_both;
@@ -59,7 +60,7 @@ impl Stack {
         }
         let runs: Vec<Range<usize>> = self.runs().collect();
         let moments = self.moments.each_ref().map(Vec::as_slice);
-        let factored = Factored::new(step, moments, (rows, columns));
+        let factored = Factored::new(step, moments, rows, columns);
         let squared_update = runs.iter().map(|range| {
             squared_update(step, &gradient[range.clone()], factored.from(range.start))
         });
@@ -69,8 +70,9 @@ impl Stack {
             squared_update: squared_update.sum(),
         };
         for range in runs {
-            let of_run = (&gradient[range.clone()], factored.from(range.start));
-            adafactor(step, &sums, &mut self.parameter[range], of_run);
+            let variance = factored.from(range.start);
+            let gradient = &gradient[range.clone()];
+            adafactor(step, &sums, &mut self.parameter[range], gradient, variance);
         }
     }
 }
@@ -87,7 +89,7 @@ fn step_vector(step: &AdafactorStep, [parameter, moments]: [&mut [f32]; 2], grad
         squares: squares(parameter),
         squared_update: squared_update(step, gradient, step.each(moments)),
     };
-    adafactor(step, &sums, parameter, (gradient, step.each(moments)));
+    adafactor(step, &sums, parameter, gradient, step.each(moments));
 }
 
 fn assert_near(found: &[f32], expected: &[f64]) {
@@ -97,8 +99,9 @@ fn assert_near(found: &[f32], expected: &[f64]) {
     }
 }
 
-/// Figures of `torch.optim.Adafactor(lr=0.05, weight_decay=0.1)`, PyTorch 2.15: element i of a parameter begins as sin(0.3 (i + 1)) in [2, 2,
-/// 3], or sin(0.4 (i + 1)) in [4]; its gradient in step t is t sin(0.7 t (i + 1)), or t sin(0.9 t (i + 1)). After three steps.
+/// Figures of `torch.optim.Adafactor(lr=0.05, weight_decay=0.1)`, PyTorch 2.15: element i of a
+/// parameter begins as sin(0.3 (i + 1)) in [2, 2, 3], or sin(0.4 (i + 1)) in [4]; its gradient in
+/// step t is t sin(0.7 t (i + 1)), or t sin(0.9 t (i + 1)). After three steps.
 #[test]
 fn the_results_are_those_of_pytorch() {
     let mut stack = Stack::new([2, 2, 3], &[4, 5]);
@@ -131,7 +134,8 @@ fn the_results_are_those_of_pytorch() {
     assert_near(&vector, &[0.277239144, 0.740594864, 0.878118277, 1.02455235]);
 }
 
-/// Adafactor in f64 on one whole matrix, by the formulas in the documentation of `torch.optim.Adafactor`.
+/// Adafactor in f64 on one whole matrix, by the formulas in the documentation of
+/// `torch.optim.Adafactor`.
 struct InF64 {
     columns: usize,
     parameter: Vec<f64>,
@@ -208,34 +212,36 @@ fn runs_give_the_sums_of_the_whole_and_the_bits_of_its_elements_on_every_machine
     let moments = [wave(12, 0.11), wave(900, 0.13)].map(|it| it.iter().map(|x| x * x).collect());
     let moments: [Vec<f32>; 2] = moments;
     let sums = ParameterSums { elements: 3600, squares: 7.0, squared_update: 9000.0 };
-    let factored = Factored::new(&STEP, [&moments[0], &moments[1]], (4, 300));
+    let factored = Factored::new(&STEP, [&moments[0], &moments[1]], 4, 300);
     let updated = |stack: &Stack| {
         let mut parameter = stack.parameter.clone();
         for range in stack.runs() {
-            let of_run = (&gradient[range.clone()], factored.from(range.start));
-            adafactor(&STEP, &sums, &mut parameter[range], of_run);
+            let variance = factored.from(range.start);
+            let gradient = &gradient[range.clone()];
+            adafactor(&STEP, &sums, &mut parameter[range], gradient, variance);
         }
         parameter
     };
     assert_eq!(on_both(|| updated(&cut)), updated(&whole));
 }
 
-/// sqrt(epsilon1^2) divides a gradient whose moments are 0, and the update is scaled down to a root mean square of 1.
+/// sqrt(epsilon1^2) divides a gradient whose moments are 0, and the update is scaled down to a root
+/// mean square of 1.
 #[test]
 fn moments_of_zero_are_no_divisor() {
     let step = AdafactorStep { weight_decay: 0.0, ..STEP };
-    let factored = Factored::new(&step, [&[0.0; 2], &[0.0; 2]], (2, 2));
+    let factored = Factored::new(&step, [&[0.0; 2], &[0.0; 2]], 2, 2);
     let squared_update = squared_update(&step, &[1e-3; 4], factored.from(0));
     let expected = 4.0 * (1e-3 / f64::from(f32::EPSILON)).powi(2);
     assert!((squared_update / expected - 1.0).abs() < 1e-6, "{squared_update}");
     let mut parameter = [1.0; 4];
     let sums = ParameterSums { elements: 4, squares: 4.0, squared_update };
-    adafactor(&step, &sums, &mut parameter, (&[1e-3; 4], factored.from(0)));
+    adafactor(&step, &sums, &mut parameter, &[1e-3; 4], factored.from(0));
     assert_near(&parameter, &[0.95; 4]);
 }
 
 #[test]
 #[should_panic(expected = "moments of other matrices")]
 fn moments_are_those_of_whole_matrices() {
-    let _ = Factored::new(&STEP, [&[0.0; 4], &[0.0; 3]], (2, 3));
+    let _ = Factored::new(&STEP, [&[0.0; 4], &[0.0; 3]], 2, 3);
 }

@@ -23,7 +23,8 @@ const LENGTHS: [usize; 9] = [
     3 * UPDATE_BLOCK + 1001,
 ];
 
-/// Divisors: 1, a power of two, two without an exact reciprocal, one that makes subnormals, and zero.
+/// Divisors: 1, a power of two, two without an exact reciprocal, one that makes subnormals, and
+/// zero.
 const DIVISORS: [f64; 6] = [1.0, 1024.0, 3.0, 7e12, 3e39, 0.0];
 
 /// Numbers of any size, with infinities, NaN and signed zeros among them.
@@ -81,7 +82,8 @@ const UPDATES: [Update; 3] = [
     },
 ];
 
-/// One case: the number of elements, the divisor of the gradient, and the dtype to which parameters are rounded.
+/// One case: the number of elements, the divisor of the gradient, and the dtype to which parameters
+/// are rounded.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     len: usize,

@@ -1,4 +1,5 @@
-//! The maps are compared with their published construction, codes with a search through all numbers, and updates with the formula in f64.
+//! The maps are compared with their published construction, codes with a search through all
+//! numbers, and updates with the formula in f64.
 
 use super::{EIGHT_BIT_BLOCK, EightBit, EightBitMap, adamw_8bit, decode_8bit, encode_8bit};
 use crate::optimizer::AdamWStep;
@@ -16,8 +17,9 @@ const STEP: AdamWStep = AdamWStep {
     clip: 0.5,
 };
 
-/// The map as it was published: of the i-th of seven powers of ten, the middles of 2^i equal parts (twice as many without signs) of the
-/// numbers from a tenth of it to itself; 0; and 1. They are sorted.
+/// The map as it was published: of the i-th of seven powers of ten, the middles of 2^i equal parts
+/// (twice as many without signs) of the numbers from a tenth of it to itself; 0; and 1. They are
+/// sorted.
 fn by_construction(map: EightBitMap) -> Vec<f64> {
     let mut numbers = vec![0.0, 1.0];
     for i in 0..7 {
@@ -40,7 +42,8 @@ fn nearest(map: EightBitMap, value: f64) -> u8 {
     (0..=255).min_by(|one, other| distance(*one).total_cmp(&distance(*other))).expect("256 codes")
 }
 
-/// The largest difference of two neighbors. The signed map has no -1, so the way from there to its least number counts twice.
+/// The largest difference of two neighbors. The signed map has no -1, so the way from there to its
+/// least number counts twice.
 fn largest_gap(map: EightBitMap) -> f32 {
     let numbers = map.numbers();
     let gaps = numbers.windows(2).map(|pair| pair[1] - pair[0]);
@@ -75,7 +78,7 @@ impl State {
 
     fn decoded(&self, map: EightBitMap) -> Vec<f32> {
         let mut target = vec![7.0; self.0.len()];
-        decode_8bit(map, &mut target, (&self.0, &self.1));
+        decode_8bit(map, &mut target, &self.0, &self.1);
         target
     }
 }
@@ -94,7 +97,8 @@ fn the_maps_are_those_of_the_published_construction() {
     assert_eq!([signed[127], signed[255], unsigned[0], unsigned[255]], [0.0, 1.0, 0.0, 1.0]);
 }
 
-/// All 65,536 bf16 from -1 to 1 and the numbers on both sides of each, and of each middle of two neighbors.
+/// All 65,536 bf16 from -1 to 1 and the numbers on both sides of each, and of each middle of two
+/// neighbors.
 #[test]
 fn a_code_is_that_of_the_nearest_number() {
     for map in MAPS {
@@ -151,7 +155,8 @@ fn zeros_are_kept_and_what_is_not_finite_is_seen() {
     }
 }
 
-/// The state of one moment in f64, quantized by the search through all numbers. A second moment above 0 is not rounded to 0.
+/// The state of one moment in f64, quantized by the search through all numbers. A second moment
+/// above 0 is not rounded to 0.
 fn quantized(map: EightBitMap, moment: &[f64]) -> Vec<f64> {
     let block = |block: &[f64]| {
         let scale = block.iter().fold(0.0, |most: f64, value| most.max(value.abs()));
@@ -163,8 +168,9 @@ fn quantized(map: EightBitMap, moment: &[f64]) -> Vec<f64> {
     moment.chunks(EIGHT_BIT_BLOCK).flat_map(block).collect()
 }
 
-/// Of two numbers on both sides of a boundary the codes may differ, since one was computed in f32 and the other in f64. Then the next
-/// update differs by a step between codes. So each step begins with the state that the kernel has left.
+/// Of two numbers on both sides of a boundary the codes may differ, since one was computed in f32
+/// and the other in f64. Then the next update differs by a step between codes. So each step begins
+/// with the state that the kernel has left.
 #[test]
 fn follows_the_definition_at_each_of_many_steps() {
     let len = 600;
@@ -183,7 +189,8 @@ fn follows_the_definition_at_each_of_many_steps() {
             let old = [before[index], m[index], v[index]].map(f64::from);
             let g = f64::from(gradient[index]) * f64::from(step.clip);
             let ([p, m, v], size) = in_f64(&step, old, g);
-            // About 8 roundings of 2^-23 of all terms that go into a sum: those of the first moment may cancel out.
+            // About 8 roundings of 2^-23 of all terms that go into a sum: those of the first moment
+            // may cancel out.
             assert!((f64::from(parameter[index]) - p).abs() < 1e-6 * size, "step {number}");
             (new_m[index], new_v[index]) = (m, v);
         }
@@ -208,7 +215,8 @@ fn an_element_without_another_gradient_moves_no_further_than_others() {
     assert_eq!(second.decoded(EightBitMap::Unsigned)[1], least * second.1[0]);
 }
 
-/// One update in f64 as the definition has it, by a clipped gradient; and the sum of the magnitudes of its terms.
+/// One update in f64 as the definition has it, by a clipped gradient; and the sum of the magnitudes
+/// of its terms.
 fn in_f64(step: &AdamWStep, [p, m, v]: [f64; 3], g: f64) -> ([f64; 3], f64) {
     let [old, taken] = [step.beta1 * m, (1.0 - step.beta1) * g];
     let v = step.beta2 * v + (1.0 - step.beta2) * g * g;

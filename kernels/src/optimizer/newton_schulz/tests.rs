@@ -1,4 +1,5 @@
-//! The iteration is compared with its definition in f64 with three loops a product, and with what it does to singular values that are known.
+//! The iteration is compared with its definition in f64 with three loops a product, and with what
+//! it does to singular values that are known.
 
 use super::{MatrixDType, NewtonSchulz};
 use crate::matmul::Threads;
@@ -12,10 +13,10 @@ fn numbers(len: usize) -> Vec<f32> {
     (0..len).map(|index| ((index * 7919) % 1013) as f32 / 500.0 - 1.0).collect()
 }
 
-fn orthogonalized(by: &NewtonSchulz, values: &[f32], (rows, columns): (usize, usize)) -> Vec<f32> {
+fn orthogonalized(by: &NewtonSchulz, values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     let mut matrix = values.to_vec();
     let len = NewtonSchulz::workspace(rows, columns);
-    by.orthogonalize(&mut matrix, (rows, columns), &mut vec![f32::NAN; len], Threads::One);
+    by.orthogonalize(&mut matrix, rows, columns, &mut vec![f32::NAN; len], Threads::One);
     matrix
 }
 
@@ -26,15 +27,18 @@ fn transposed(matrix: &Rows) -> Rows {
     (0..matrix[0].len()).map(|column| matrix.iter().map(|row| row[column]).collect()).collect()
 }
 
-/// `keep * addend + take * (left right)`, rounded.
-fn sum(
-    (keep, addend): (f64, &Rows),
-    (take, left, right): (f64, &Rows, &Rows),
+/// Returns `take * (left right)`, plus `keep * addend`, rounded.
+fn product(
+    take: f64,
+    left: &Rows,
+    right: &Rows,
+    addend: Option<(f64, &Rows)>,
     round: fn(f64) -> f64,
 ) -> Rows {
     let element = |row: usize, column: usize| {
         let terms = left[row].iter().zip(right).map(|(left, right)| left * right[column]);
-        round(keep * addend[row][column] + take * terms.sum::<f64>())
+        let kept = addend.map_or(0.0, |(keep, addend)| keep * addend[row][column]);
+        round(kept + take * terms.sum::<f64>())
     };
     let columns = right[0].len();
     (0..left.len()).map(|row| (0..columns).map(|column| element(row, column)).collect()).collect()
@@ -51,16 +55,15 @@ fn by_definition(of: &NewtonSchulz, matrix: &Rows, round: fn(f64) -> f64) -> Row
     x = mapped(&x, &|value| value / norm);
     let [a, b, c] = of.coefficients;
     for _ in 0..of.steps {
-        let zeros = vec![vec![0.0; x.len()]; x.len()];
-        let gram = sum((0.0, &zeros), (1.0, &x, &transposed(&x)), round);
-        let polynomial = sum((b, &gram), (c, &gram, &gram), round);
-        x = sum((a, &x), (1.0, &polynomial, &x), round);
+        let gram = product(1.0, &x, &transposed(&x), None, round);
+        let polynomial = product(c, &gram, &gram, Some((b, &gram)), round);
+        x = product(1.0, &polynomial, &x, Some((a, &x)), round);
     }
     x
 }
 
 /// The greatest difference from the definition.
-fn error(of: &NewtonSchulz, (rows, columns): (usize, usize), round: fn(f64) -> f64) -> f64 {
+fn error(of: &NewtonSchulz, rows: usize, columns: usize, round: fn(f64) -> f64) -> f64 {
     let values = numbers(rows * columns);
     let matrix: Rows =
         values.chunks(columns).map(|row| row.iter().copied().map(f64::from).collect()).collect();
@@ -68,41 +71,44 @@ fn error(of: &NewtonSchulz, (rows, columns): (usize, usize), round: fn(f64) -> f
         true => transposed(&by_definition(of, &transposed(&matrix), round)),
         false => by_definition(of, &matrix, round),
     };
-    let found = orthogonalized(of, &values, (rows, columns));
+    let found = orthogonalized(of, &values, rows, columns);
     let pairs = found.iter().zip(expected.iter().flatten());
     pairs.map(|(found, expected)| (f64::from(*found) - expected).abs()).fold(0.0, f64::max)
 }
 
-/// A step multiplies the error of a singular value by at most |a + 3 b x^2 + 5 c x^4| < 4, for x up to 1.2. It adds three products, whose
-/// errors are at most those of 64 roundings in a row if they point in one direction, and of 8 if they are independent of each other. So
-/// five steps leave at most 3 * 8 * (1 + 4 + 16 + 64 + 256) units of 2^-24.
+/// A step multiplies the error of a singular value by at most |a + 3 b x^2 + 5 c x^4| < 4, for x up
+/// to 1.2. It adds three products, whose errors are at most those of 64 roundings in a row if they
+/// point in one direction, and of 8 if they are independent of each other. So five steps leave at
+/// most 3 * 8 * (1 + 4 + 16 + 64 + 256) units of 2^-24.
 #[test]
 fn the_result_is_that_of_the_definition_except_for_rounding() {
-    for sizes in SIZES {
-        let error = error(&NewtonSchulz::default(), sizes, |value| value);
-        assert!(error < 24.0 * 341.0 * 2_f64.powi(-24), "{sizes:?}: {error:e}");
+    for (rows, columns) in SIZES {
+        let error = error(&NewtonSchulz::default(), rows, columns, |value| value);
+        assert!(error < 24.0 * 341.0 * 2_f64.powi(-24), "{rows} x {columns}: {error:e}");
     }
 }
 
-/// A sum of f32 products may be rounded to another bf16 than the sum in f64, by 2^-8 of it. A step multiplies this by less than 4.
+/// A sum of f32 products may be rounded to another bf16 than the sum in f64, by 2^-8 of it. A step
+/// multiplies this by less than 4.
 #[test]
 fn in_bf16_each_result_is_rounded() {
     let bf16 = |value: f64| f64::from(round_bf16(nearest_f32(value)));
-    for sizes in SIZES {
+    for (rows, columns) in SIZES {
         let by = NewtonSchulz { steps: 1, dtype: MatrixDType::BF16, ..NewtonSchulz::default() };
-        let error = error(&by, sizes, bf16);
+        let error = error(&by, rows, columns, bf16);
         let greatest = 3.4445;
-        assert!(error <= greatest * 2_f64.powi(-8), "{sizes:?}: {error:e}");
-        let found = orthogonalized(&by, &numbers(sizes.0 * sizes.1), sizes);
+        assert!(error <= greatest * 2_f64.powi(-8), "{rows} x {columns}: {error:e}");
+        let found = orthogonalized(&by, &numbers(rows * columns), rows, columns);
         assert!(found.iter().all(|value| round_bf16(*value) == *value));
         let other = NewtonSchulz { dtype: MatrixDType::F32, ..by };
-        let exact = orthogonalized(&other, &numbers(sizes.0 * sizes.1), sizes);
-        assert!(sizes == (1, 1) || found != exact, "{sizes:?}: it is not rounded");
+        let exact = orthogonalized(&other, &numbers(rows * columns), rows, columns);
+        let is_one = rows * columns == 1;
+        assert!(is_one || found != exact, "{rows} x {columns}: it is not rounded");
     }
 }
 
-/// Figures of `torch.optim.Muon` (`_zeropower_via_newtonschulz` in PyTorch 2.15, on a CPU), for the matrix [3, 5] whose element i is sin(0.3
-/// (i + 1)), and for its transpose.
+/// Figures of `torch.optim.Muon` (`_zeropower_via_newtonschulz` in PyTorch 2.15, on a CPU), for the
+/// matrix [3, 5] whose element i is sin(0.3 (i + 1)), and for its transpose.
 #[test]
 fn in_bf16_the_result_is_that_of_pytorch() {
     let expected: [f64; 15] = [
@@ -127,8 +133,8 @@ fn in_bf16_the_result_is_that_of_pytorch() {
         |row: usize, column: usize| nearest_f32((0.3 * (row * 5 + column + 1) as f64).sin());
     let wide: Vec<f32> = (0..15).map(|at| value(at / 5, at % 5)).collect();
     let tall: Vec<f32> = (0..15).map(|at| value(at % 3, at / 3)).collect();
-    let wide = orthogonalized(&by, &wide, (3, 5));
-    let tall = orthogonalized(&by, &tall, (5, 3));
+    let wide = orthogonalized(&by, &wide, 3, 5);
+    let tall = orthogonalized(&by, &tall, 5, 3);
     for (at, expected) in expected.into_iter().enumerate() {
         for found in [wide[at], tall[at % 5 * 3 + at / 5]] {
             assert!(
@@ -147,7 +153,7 @@ fn singular_values_follow_the_polynomial_and_come_near_one() {
     for (place, value) in values.iter().enumerate() {
         matrix[place * 9 + place] = nearest_f32(*value);
     }
-    let found = orthogonalized(&NewtonSchulz::default(), &matrix, (5, 9));
+    let found = orthogonalized(&NewtonSchulz::default(), &matrix, 5, 9);
     let norm = values.iter().map(|value| value * value).sum::<f64>().sqrt();
     for (index, found) in found.iter().enumerate() {
         let row = index / 9;
@@ -162,22 +168,21 @@ fn singular_values_follow_the_polynomial_and_come_near_one() {
 
 #[test]
 fn a_matrix_of_zeros_stays_one() {
-    for sizes in [(3, 5), (5, 3), (0, 4), (4, 0)] {
-        let zeros = vec![0.0; sizes.0 * sizes.1];
-        assert_eq!(orthogonalized(&NewtonSchulz::default(), &zeros, sizes), zeros);
+    for (rows, columns) in [(3, 5), (5, 3), (0, 4), (4, 0)] {
+        let zeros = vec![0.0; rows * columns];
+        assert_eq!(orthogonalized(&NewtonSchulz::default(), &zeros, rows, columns), zeros);
     }
 }
 
 #[test]
 fn the_bits_do_not_depend_on_the_threads() {
-    let sizes = (150, 400);
     let by = NewtonSchulz::default();
-    let alone = orthogonalized(&by, &numbers(150 * 400), sizes);
+    let alone = orthogonalized(&by, &numbers(150 * 400), 150, 400);
     for threads in [2, 3] {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
         let mut matrix = numbers(150 * 400);
         let mut workspace = vec![0.0; NewtonSchulz::workspace(150, 400)];
-        pool.install(|| by.orthogonalize(&mut matrix, sizes, &mut workspace, Threads::Pool));
+        pool.install(|| by.orthogonalize(&mut matrix, 150, 400, &mut workspace, Threads::Pool));
         assert!(matrix == alone, "{threads} threads");
     }
 }

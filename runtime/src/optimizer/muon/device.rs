@@ -33,7 +33,7 @@ pub(super) fn exchange(
     };
     direct(device, exchange, options, updating, &mut kinds[0], directions).map_err(failed)?;
     let fill = |values: &mut [f32]| {
-        directions.read_back_into((&*device.stream, device.patience), 0, values).map_err(failed)
+        directions.read_back_into(&device.stream, 0, values, device.patience).map_err(failed)
     };
     let of = (updating.context, updating.gradients.step);
     let values = exchange.run(
@@ -68,9 +68,10 @@ fn direct(
         let len = part.shard.len();
         let shard = part.shard.start;
         let of_part = PartOfMatrix { len, shard, state, direction };
-        let gradient = updating.gradient_on_device(part.unit);
+        let (gradient, divisor) = updating.gradient_on_device(part.unit);
         let momentum = momentum.on_device(part.unit);
-        device.stream.muon_direction(directions, gradient, (&of_part, &step), momentum)?;
+        let stream = &device.stream;
+        stream.muon_direction(directions, gradient, divisor, &of_part, &step, momentum)?;
     }
     Ok(())
 }
@@ -93,7 +94,7 @@ pub(super) fn update(
             let direction = place.start;
             let of_part = PartOfMatrix { len, shard, state, direction };
             let momentum = kinds[0].on_device(unit);
-            stream.muon(reborrow(&mut update), (&of_part, &step), directions, momentum)?;
+            stream.muon(reborrow(&mut update), &of_part, &step, directions, momentum)?;
         }
     }
     Ok(())
