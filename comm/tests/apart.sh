@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# The tests of this crate as if ranks were processes: they share no memory, and hear of each other by messages alone.
+# Runs the tests of `worlds` as if ranks were processes: they share no memory, and exchange messages
+# alone.
 #
 #     comm/tests/apart.sh
 #
-# Left out are tests of what only threads have: one end of a step that all name alike, work that the last member does
-# itself, records that settle at one moment, channels that are slow on purpose, one copy for all, ranks of one thread.
+# Leaves out the program `shared`, and tests of properties that only threads have: one end of a step
+# that all name alike, work that the last member does itself, records that settle at one moment, one
+# copy for all, ranks of one thread.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -20,5 +22,4 @@ memory_alone=(
 skipped=()
 for name in "${memory_alone[@]}"; do skipped+=(--skip "$name"); done
 
-HSDP_APART=1 cargo test --workspace --locked --test absent --test circles --test collectives --test ends --test faults \
-    --test flight --test ledger --test mismatch --test pending --test units -- "${skipped[@]}"
+HSDP_APART=1 cargo test --workspace --locked --test worlds -- "${skipped[@]}"

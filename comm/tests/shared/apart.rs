@@ -1,8 +1,7 @@
-//! Ranks that share no memory have, bit for bit, what ranks have that do; and hear of each other's ends.
+//! Ranks that share no memory get the bits that ranks with shared memory get, and learn of each
+//! other's ends.
 //!
-//! `comm/tests/apart.sh` runs the other tests of this crate in the same way.
-
-mod common;
+//! `comm/tests/apart.sh` runs the program `worlds` in the same way.
 
 use std::sync::{Arc, Barrier};
 use std::thread;

@@ -8,8 +8,6 @@ use hsdp_comm::{
 };
 use hsdp_sharding::UnitId;
 
-#[path = "../common/mod.rs"]
-mod common;
 mod dumping;
 mod explaining;
 mod losses;

@@ -11,8 +11,6 @@ use hsdp_comm::{Accumulator, Channel, Contribution, Scaling, Stage, Tag, World};
 use hsdp_kernels::{Divisor, Fold, GradientValues, HostBuffer, SharedBuffer, Values, Wire, cast};
 use hsdp_sharding::{DType, Param, ParamSlot, Role, Unit, UnitLayout};
 
-#[path = "../common/mod.rs"]
-mod common;
 mod non_finite;
 mod refusals;
 

@@ -1,7 +1,5 @@
 //! Threads that come by themselves: who is missing, who comes twice, and who was told something else.
 
-mod common;
-
 use std::panic::catch_unwind;
 use std::thread;
 use std::time::{Duration, Instant};

@@ -1,7 +1,5 @@
 //! Ranks that disagree all get the same table of who wanted what, and the world is over.
 
-mod common;
-
 use std::sync::Arc;
 
 use hsdp_comm::{

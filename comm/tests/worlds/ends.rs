@@ -4,8 +4,6 @@ use std::time::Duration;
 
 use hsdp_comm::{Channel, Error, Pending, Reduction, Stage, Tag, World};
 
-#[path = "../common/mod.rs"]
-mod common;
 mod deadlines;
 mod errors;
 mod late;

@@ -1,7 +1,5 @@
 //! Bytes of patterns, against closed formulas, the plan, and the counting backend.
 
-mod common;
-
 use std::sync::Arc;
 
 use half::bf16;

@@ -11,8 +11,6 @@ use hsdp_comm::{
 };
 use hsdp_sharding::{Rank, UnitId};
 
-#[path = "../common/mod.rs"]
-mod common;
 mod counting;
 mod descriptors;
 mod ending;

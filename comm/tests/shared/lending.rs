@@ -8,8 +8,6 @@ use hsdp_kernels::{Fold, GradientValues, Values, Wire};
 use hsdp_sharding::{Param, Unit, UnitLayout};
 
 mod calling_back;
-#[path = "../common/mod.rs"]
-mod common;
 mod hanging;
 mod panicking;
 

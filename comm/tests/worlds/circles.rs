@@ -1,7 +1,5 @@
 //! Ranks that wait for each other in different operations: found long before the deadline, and never by mistake.
 
-mod common;
-
 use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};

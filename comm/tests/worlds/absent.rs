@@ -1,7 +1,5 @@
 //! Ranks without data: barriers take place among the others, everything else of users is refused by name.
 
-mod common;
-
 use std::time::{Duration, Instant};
 
 use hsdp_comm::{Channel, Error, Group, Op, Pending, Reduction, Tag, World, WorldOptions};

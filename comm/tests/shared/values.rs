@@ -1,8 +1,6 @@
 //! Small values of the user: sums and means in rank order, values that one rank hands out; on ranks that share memory and on ranks that
 //! do not.
 
-mod common;
-
 use std::time::{Duration, Instant};
 
 use hsdp_comm::{AbortReason, Between, Channel, Error, Op, World, WorldOptions};

@@ -1,7 +1,5 @@
 //! Channels that are slow on purpose: an operation takes longer, and nobody sleeps for it but who waits.
 
-mod common;
-
 use std::num::NonZeroU64;
 use std::thread;
 use std::time::{Duration, Instant};

@@ -1,7 +1,5 @@
 //! Operations go on without their owners, and give the same bits whoever does the work when.
 
-mod common;
-
 use std::hint;
 use std::sync::Arc;
 use std::thread;

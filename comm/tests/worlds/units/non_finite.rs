@@ -7,8 +7,8 @@ use hsdp_comm::{Accumulator, Channel, Contribution, NonFiniteAt, Scaling, World}
 use hsdp_kernels::{Divisor, Fold, GradientValues, Values, Wire};
 use hsdp_sharding::{Param, Rank, Unit, UnitLayout};
 
+use super::{end_of_reduction, layout, tag};
 use crate::common::results;
-use crate::{end_of_reduction, layout, tag};
 
 const MEMBERS: usize = 3;
 const ELEMENTS: usize = 40_000;

@@ -19,8 +19,6 @@ macro_rules! all_dtypes {
     };
 }
 
-#[path = "../common/mod.rs"]
-mod common;
 mod groups;
 mod lending;
 mod moving;
