@@ -18,7 +18,7 @@ struct Expected {
 #[test]
 fn known_schedules_get_their_verdicts() {
     let mut kinds = [0; 3];
-    for (number, text) in (1..).zip(include_str!("schedules.jsonl").lines()) {
+    for (number, text) in (1..).zip(include_str!("../schedules.jsonl").lines()) {
         let File { expected } = serde_json::from_str(text).expect("JSON");
         let schedules = Schedules::from_json(text).expect("schedules");
         let verdict = judge(&schedules);

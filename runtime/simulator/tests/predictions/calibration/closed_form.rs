@@ -6,8 +6,8 @@ use hsdp_simulator::{
     StepRow, Time, WorkCost, collective_cost, fit, read_all_reduces, read_steps,
 };
 
-pub(crate) const STEPS: &str = include_str!("../a100_node_steps.csv");
-pub(crate) const ALL_REDUCES: &str = include_str!("../a100_node_all_reduce.csv");
+pub(crate) const STEPS: &str = include_str!("../../a100_node_steps.csv");
+pub(crate) const ALL_REDUCES: &str = include_str!("../../a100_node_all_reduce.csv");
 
 /// Bytes by element of an AdamW with f32 masters: three f32 read and written, an f16 gradient read, and an f16 parameter written.
 const UPDATE: u64 = 28;

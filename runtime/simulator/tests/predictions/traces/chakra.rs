@@ -8,9 +8,9 @@ use hsdp_sharding::{Accumulation, Rank};
 use hsdp_simulator::{Data, LossScale, Microbatches, Placement, simulate};
 use proptest::prelude::*;
 
-use crate::case::{CASE, Case, Given, Prepared};
-use crate::replay::Files;
-use crate::wire::{self, COMM_COLL_NODE, COMP_NODE, Node};
+use super::case::{CASE, Case, Given, Prepared};
+use super::replay::Files;
+use super::wire::{self, COMM_COLL_NODE, COMP_NODE, Node};
 
 /// Picoseconds of a microsecond, in which durations of files are.
 const MICROSECOND: u64 = 1_000_000;

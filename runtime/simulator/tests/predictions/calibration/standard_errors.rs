@@ -2,7 +2,7 @@
 
 use hsdp_simulator::{Error, Fit, Machine, Measurements, Time, fit};
 
-use crate::closed_form::{STEPS, a100_with_links, fitted, steps};
+use super::closed_form::{STEPS, a100_with_links, fitted, steps};
 
 /// The part of a measured time beyond the true one.
 const NOISE: f64 = 0.01;

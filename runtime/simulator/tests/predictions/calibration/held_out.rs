@@ -2,7 +2,7 @@
 
 use hsdp_simulator::{AllReduceRow, Errors, Machine, Time};
 
-use crate::closed_form::{Measured, STEPS, a100_with_links, fitted, steps};
+use super::closed_form::{Measured, STEPS, a100_with_links, fitted, steps};
 
 type Steps = Vec<(Measured, Time)>;
 

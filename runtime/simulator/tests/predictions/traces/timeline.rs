@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use hsdp_simulator::{Placement, Share, Timing, trace};
 use serde_json::Value;
 
-use crate::case::{CASE, Case, Given};
+use super::case::{CASE, Case, Given};
 
 fn timeline(case: Case) -> (Timing, Value) {
     let prepared = case.prepare();

@@ -2,7 +2,7 @@
 
 use hsdp_simulator::{Machine, Measurements, StepRow, Time, fit};
 
-use crate::closed_form::{Measured, STEPS, steps};
+use super::closed_form::{Measured, STEPS, steps};
 
 fn node() -> Machine {
     Machine::bundled("a100-node").expect("bundled")

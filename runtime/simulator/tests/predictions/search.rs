@@ -182,7 +182,7 @@ fn bands_are_an_order() {
 /// ties.
 #[test]
 fn stated_errors_are_those_of_the_page() {
-    let page = include_str!("../../../docs/simulator.md");
+    let page = include_str!("../../../../docs/simulator.md");
     for (error, measured) in StatedError::ALL.into_iter().zip([
         "| GPTs on a node of A100, published |",
         "| the example's GPT on two cores |",

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::wire::{COMM_COLL_NODE, COMP_NODE, Node};
+use super::wire::{COMM_COLL_NODE, COMP_NODE, Node};
 
 /// The nodes of all ranks.
 pub(crate) struct Files {

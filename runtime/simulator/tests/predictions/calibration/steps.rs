@@ -3,7 +3,7 @@
 use hsdp_simulator::{Errors, Machine, Time, Workload, read_steps};
 
 fn steps() -> Vec<(Workload, Time)> {
-    let rows = read_steps(include_str!("../a100_node_steps.csv")).expect("rows");
+    let rows = read_steps(include_str!("../../a100_node_steps.csv")).expect("rows");
     rows.into_iter().map(|(row, time)| (row.workload().expect("a step"), time)).collect()
 }
 

@@ -2,7 +2,7 @@
 
 use hsdp_simulator::{Fitted, Machine, StepRow, Time};
 
-use crate::closed_form::{Measured, STEPS, fitted, steps};
+use super::closed_form::{Measured, STEPS, fitted, steps};
 
 const KNOWN: [f64; 6] = [0.8, 0.7, 0.25, 4e9, 20e-6, 6e-6];
 

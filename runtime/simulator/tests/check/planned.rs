@@ -19,7 +19,8 @@ fn spec() -> ModelSpec {
 fn orders(
     mesh: Mesh,
     accumulation: Accumulation,
-    (placement, microbatches): (Placement, Microbatches),
+    placement: Placement,
+    microbatches: Microbatches,
     absent: &[usize],
 ) -> Orders {
     let options = PlanOptions { accumulation, ..PlanOptions::default() };
@@ -44,7 +45,7 @@ fn meshes() -> impl Iterator<Item = Mesh> {
 fn devices_with_any_number_of_kernels() {
     for (mesh, accumulation) in meshes().flat_map(|mesh| Accumulation::ALL.map(|it| (mesh, it))) {
         for (absent, microbatches) in [(&[][..], GIVEN), (&[0], GIVEN), (&[0], ASKED)] {
-            let orders = orders(mesh, accumulation, (Placement::Device, microbatches), absent);
+            let orders = orders(mesh, accumulation, Placement::Device, microbatches, absent);
             for kernels in [NonZeroU32::new(1), NonZeroU32::new(2), None] {
                 for streams in [Streams::OfEachChannel, Streams::One] {
                     let schedules = orders.schedules(kernels, streams).expect("few actions");
@@ -64,7 +65,7 @@ fn devices_with_any_number_of_kernels() {
 fn models_in_host_memory() {
     for (mesh, accumulation) in meshes().flat_map(|mesh| Accumulation::ALL.map(|it| (mesh, it))) {
         for (absent, microbatches) in [(&[][..], GIVEN), (&[0], GIVEN), (&[0], ASKED)] {
-            let orders = orders(mesh, accumulation, (Placement::Host, microbatches), absent);
+            let orders = orders(mesh, accumulation, Placement::Host, microbatches, absent);
             let schedules = orders.schedules(None, Streams::OfEachChannel).expect("few actions");
             assert_eq!(judge(&schedules), Verdict::Ok, "{mesh}, {accumulation}, {absent:?}");
         }
@@ -75,7 +76,7 @@ fn models_in_host_memory() {
 #[test]
 fn the_order_of_host_memory_would_deadlock_on_a_device() {
     let mesh = Mesh::new(2, 2).expect("a mesh");
-    let orders = orders(mesh, Accumulation::ReduceScatter, (Placement::Host, GIVEN), &[0]);
+    let orders = orders(mesh, Accumulation::ReduceScatter, Placement::Host, GIVEN, &[0]);
     let schedules = orders.schedules(NonZeroU32::new(1), Streams::OfEachChannel);
     let verdict = judge(&schedules.expect("few actions"));
     assert!(matches!(verdict, Verdict::Deadlock(_)), "{verdict}");

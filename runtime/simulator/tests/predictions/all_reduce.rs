@@ -3,7 +3,7 @@
 use hsdp_simulator::{AllReduceRow, Machine, Time, read_all_reduces};
 
 fn table() -> Vec<(AllReduceRow, Time)> {
-    read_all_reduces(include_str!("a100_node_all_reduce.csv")).expect("a table")
+    read_all_reduces(include_str!("../a100_node_all_reduce.csv")).expect("a table")
 }
 
 fn mean_error(rows: &[(AllReduceRow, Time)]) -> f64 {

@@ -1,0 +1,11 @@
+//! Predictions beside measurements, published times, closed forms and random machines; the search
+//! for the best mesh; traces of simulated steps.
+
+mod all_reduce;
+mod calibration;
+mod monotony;
+mod offload;
+mod published;
+mod repetition;
+mod search;
+mod traces;
