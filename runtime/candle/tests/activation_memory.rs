@@ -1,5 +1,6 @@
 //! Recomputed units keep their outputs only, and evaluations keep nothing, as the allocator counts.
 
+#[path = "graph/common.rs"]
 mod common;
 
 use std::sync::Arc;
@@ -122,7 +123,8 @@ fn recomputed_units_keep_their_outputs_only() {
         assert!((outputs..most).contains(&between), "{count}: {between}, expected {outputs}");
         // One layer at a time has its eleven tensors, while its first run lasts.
         assert!(forward < most + 12.0, "{count}: {forward}, expected {outputs} and 12");
-        // The backward has one layer's tensors more, and candle's gradients, however many layers there are.
+        // The backward has one layer's tensors more, and candle's gradients, however many layers
+        // there are.
         assert!(backward < most + 29.0, "{count}: {backward}, expected {outputs} and 29");
         let Activations { between, .. } = activations(count, kept);
         assert!(between > 12.0 * layers, "{count}: {between}");

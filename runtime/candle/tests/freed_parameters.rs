@@ -1,5 +1,6 @@
 //! Full parameters are freed after each use, and all are freed in the end, as the allocator counts.
 
+#[path = "graph/common.rs"]
 mod common;
 
 use std::sync::{Arc, Mutex};
@@ -46,7 +47,8 @@ fn parameters_make_room_after_forward_and_after_backward() {
         assert_eq!(planned, 2 * LAYER, "the second, which is kept, and one more");
         let mut step = model.begin_step(StepOptions::microbatches(2)).expect("a step");
 
-        // A layer is freed after its forward, before the next one is gathered, though the graph stays alive.
+        // A layer is freed after its forward, before the next one is gathered, though the graph
+        // stays alive.
         let pass = Pass::new(step.microbatch().expect("the first")).expect("a pass");
         let mut after = Vec::new();
         let loss = forward(&pass, |_| after.push(live(rank))).expect("a forward");
@@ -67,7 +69,8 @@ fn parameters_make_room_after_forward_and_after_backward() {
     common::results(2, recomputed_units_with_frozen_parameters_make_room);
 }
 
-/// The forwards of the backward see one layer each: those behind them are freed, though they have frozen parameters.
+/// The forwards of the backward see one layer each: those behind them are freed, though they have
+/// frozen parameters.
 fn recomputed_units_with_frozen_parameters_make_room(world: World) {
     let rank = world.rank();
     let freeze = |mut unit: Unit| {

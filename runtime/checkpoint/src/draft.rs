@@ -185,7 +185,8 @@ impl<'a> Draft<'a> {
         let parts = self.place.parts(writers)?;
         self.check_sizes(&parts)?;
         let path = place.join(MANIFEST);
-        let manifest = Manifest::new(&path, head, merged(parts)?)?.encode(&path)?;
+        let (entries, tensors) = merged(parts)?;
+        let manifest = Manifest::new(&path, head, entries, tensors)?.encode(&path)?;
         write_synced(files, &path, |write| write(&manifest))?;
         for index in 0..writers {
             let note = place.join(Writer { index, of: writers }.note());

@@ -215,7 +215,8 @@ impl Manifest {
     pub(crate) fn new(
         path: &Path,
         head: Head,
-        (files, tensors): (Vec<FileEntry>, BTreeMap<String, TensorEntry>),
+        files: Vec<FileEntry>,
+        tensors: BTreeMap<String, TensorEntry>,
     ) -> Result<Self, Error> {
         let Head { step, mesh, training, optimizer, user, frozen_digest, settings } = head;
         let format = match (training.applied_steps, frozen_digest) {

@@ -1,4 +1,5 @@
-//! Sizes that are refused before memory is taken for them. The tests measure the memory of their process, so each runs alone in it.
+//! Sizes that are refused before memory is taken for them. The tests measure the memory of their
+//! process, so each runs alone in it.
 
 #[allow(dead_code)]
 #[path = "store/fixture.rs"]

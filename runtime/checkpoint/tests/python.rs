@@ -1,4 +1,5 @@
-//! Python's safetensors reads the files that this crate writes, and this crate reads the files that it writes.
+//! Python's safetensors reads the files that this crate writes, and this crate reads the files that
+//! it writes.
 
 use std::path::Path;
 use std::process::Command;

@@ -43,6 +43,7 @@ pub mod composed;
 mod cross_entropy;
 mod element;
 mod embedding;
+mod layer;
 mod linear;
 mod norms;
 mod rope;

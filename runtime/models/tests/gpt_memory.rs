@@ -11,8 +11,8 @@ use hsdp_models::gpt::{Gpt, GptConfig, GptMemory, init};
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
-/// The bytes that are alive after a forward of some sequences, with the graph for the backward; and those that the backward
-/// holds at most beside them.
+/// The bytes that are alive after a forward of some sequences, with the graph for the backward; and
+/// those that the backward holds at most beside them.
 fn held(gpt: &Gpt, batch: usize, dtype: DType) -> (u64, u64) {
     let spec = gpt.config().spec();
     let values: BTreeMap<String, Vec<f32>> =
@@ -33,11 +33,12 @@ fn held(gpt: &Gpt, batch: usize, dtype: DType) -> (u64, u64) {
     ((live - before).get(), (usage().peak - live).get())
 }
 
-/// Each config has another part as its largest. The gradients of parameters, which this twin of a pass keeps, are no part of the
-/// formula.
+/// Each config has another part as its largest. The gradients of parameters, which this twin of a
+/// pass keeps, are no part of the formula.
 #[test]
 fn a_microbatch_holds_what_its_sizes_say() {
-    // The allocations of other threads would have no category, and a thread that ends frees what the matmul has kept, whenever that is.
+    // The allocations of other threads would have no category, and a thread that ends frees what
+    // the matmul has kept, whenever that is.
     let alone = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("a pool");
     for (config, batch) in [
         (GptConfig { vocab: 16, context: 16, width: 128, heads: 2, layers: 3 }, 16),

@@ -1,7 +1,8 @@
-//! The functions that run one untrusted input. The fuzzers generate inputs for them, and `main.rs` runs the inputs found so far.
+//! The functions that run one untrusted input. The fuzzers generate inputs for them, and `main.rs`
+//! runs the inputs found so far.
 //!
-//! For all bytes, an error is the worst that may happen. This crate accepts an input only if another reader accepts it, and refuses
-//! no tensors that the other one accepts in the usual form.
+//! For all bytes, an error is the worst that may happen. This crate accepts an input only if
+//! another reader accepts it, and refuses no tensors that the other one accepts in the usual form.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,8 @@ use safetensors::SafeTensors;
 /// The most elements of a tensor that a test reads.
 const READ: u64 = 1000;
 
-/// Runs a manifest without its hash. The correct hash is put in front of it, since a wrong hash would end every try.
+/// Runs a manifest without its hash. The correct hash is put in front of it, since a wrong hash
+/// would end every try.
 pub(crate) fn manifest(input: &[u8]) {
     let path = Path::new("manifest.json");
     let hash = serde_json::to_string(&Hash::of(input)).expect("a string");
@@ -64,8 +66,8 @@ pub(crate) fn header(input: &[u8]) {
     }
 }
 
-/// This crate refuses more than the other reader only for the form of a header, or for a tensor of many dims: the same tensors in
-/// a header of the usual form are accepted.
+/// This crate refuses more than the other reader only for the form of a header, or for a tensor of
+/// many dims: the same tensors in a header of the usual form are accepted.
 fn assert_stricter(refused: &Error, reference: &SafeTensors<'_>) {
     let tensors = reference.tensors();
     if tensors.iter().all(|(_, tensor)| tensor.shape().len() <= 64) {
@@ -75,7 +77,8 @@ fn assert_stricter(refused: &Error, reference: &SafeTensors<'_>) {
     }
 }
 
-/// The ranges at which a tensor of `numel` elements is read: at both ends, and after the last element.
+/// The ranges at which a tensor of `numel` elements is read: at both ends, and after the last
+/// element.
 fn ends(numel: u64) -> [(u64, u64); 3] {
     let len = numel.min(READ);
     [(0, len), (numel - len, len), (numel, 1)]

@@ -61,7 +61,8 @@ impl Fixture {
     }
 }
 
-/// Saves a step. Two writers each have about half of `w`, of shape 10 x 3, and the second one has all of a state.
+/// Saves a step. Two writers each have about half of `w`, of shape 10 x 3, and the second one has
+/// all of a state.
 pub(crate) fn save(lease: &mut Lease, step: u64) -> Result<(), Error> {
     let values = elements(step, 30);
     let draft = lease.begin(step)?;

@@ -1,12 +1,13 @@
-//! The guarantees that a store gives its users.
+//! The guarantees that a store gives its users, and exported folders.
 //!
-//! `fixture` has a store and changes of it, `hooked` a disk with a hook; `retention`, `formats`
-//! (newer ones), `links` (and other files that are not regular), `removed` (while they are read).
-//! `tests/bounds.rs` (sizes, memory) uses it, too.
+//! `fixture` has a store and changes of it, `hooked` a disk with a hook. `formats` are newer ones,
+//! files of `links` are not regular, and files of `removed` are removed while they are read.
+//! `tests/bounds.rs` (sizes, memory) uses `fixture`, too.
 
 mod fixture;
 mod formats;
 mod hooked;
+mod huggingface;
 mod links;
 mod removed;
 mod retention;

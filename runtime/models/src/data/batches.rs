@@ -91,8 +91,8 @@ fn sequences(
     [ids, labels]: [&str; 2],
     config: &DecoderConfig,
 ) -> Result<(TokenSequences, Vec<usize>), String> {
-    let (tokens, shape) = elements(file, (ids, Dtype::U32), u32::from_le_bytes)?;
-    let (of_labels, other) = elements(file, (labels, Dtype::I64), i64::from_le_bytes)?;
+    let (tokens, shape) = elements(file, ids, Dtype::U32, u32::from_le_bytes)?;
+    let (of_labels, other) = elements(file, labels, Dtype::I64, i64::from_le_bytes)?;
     if shape != other {
         return Err(format!("{labels} has shape {other:?}, and {ids} {shape:?}"));
     }
@@ -121,7 +121,8 @@ fn sequences(
 /// Reads the elements of a tensor. Returns them with its shape.
 fn elements<const SIZE: usize, T>(
     file: &SafeTensors<'_>,
-    (name, dtype): (&str, Dtype),
+    name: &str,
+    dtype: Dtype,
     read: fn([u8; SIZE]) -> T,
 ) -> Result<(Vec<T>, Vec<usize>), String> {
     let tensor = file.tensor(name).map_err(|_| format!("there is no tensor {name}"))?;

@@ -2,15 +2,11 @@
 //! one tensor times another. Their exponentials can be vectorized, and have the same bits on all
 //! machines.
 
-use candle_core::backend::BackendStorage;
-use candle_core::{
-    CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor, WithDType, bail,
-};
+use candle_core::{CpuStorage, Result, Shape, Tensor, bail};
 
 use super::composed;
-use super::element::{
-    LayerElement, LentTensor, check_alike, check_dtypes, elements, gradient, narrow, with_element,
-};
+use super::element::{LayerInput, check_dtypes, gradient, narrow, with_element};
+use super::layer::{Gradients, Layer, LayerOp, output};
 use super::rows::{ANY_WIDTH, Rows};
 
 /// Smallest exponent. For a smaller x, e^x counts as 0. The smallest normal f32 is a little below
@@ -52,7 +48,7 @@ pub fn gelu(x: &Tensor) -> Result<Tensor> {
     if !x.device().is_cpu() {
         return composed::gelu(x);
     }
-    x.contiguous()?.apply_op1(Elementwise { name: "gelu", function: Gelu })
+    x.contiguous()?.apply_op1(LayerOp(Elementwise { name: "gelu", function: Gelu }))
 }
 
 /// Computes `cap * tanh(x / cap)`, which is nearly `x` for small `x` and never beyond the cap.
@@ -68,7 +64,7 @@ pub fn soft_cap(x: &Tensor, cap: f64) -> Result<Tensor> {
     if !x.device().is_cpu() {
         return composed::soft_cap(x, cap);
     }
-    x.contiguous()?.apply_op1(Elementwise { name: "soft_cap", function })
+    x.contiguous()?.apply_op1(LayerOp(Elementwise { name: "soft_cap", function }))
 }
 
 /// Computes `silu(gate) * up`, where silu is `x / (1 + e^-x)`: the hidden layer of Llama.
@@ -132,44 +128,34 @@ impl GateFunction for Cap {
     }
 }
 
-impl<F: GateFunction> Elementwise<F> {
-    fn forward<T: LayerElement>(&self, x: &[T]) -> Vec<T> {
-        let [y] = Rows { inputs: [x], width: ANY_WIDTH }.map(|_, [x], [y]| {
-            y.iter_mut().zip(x).for_each(|(y, x)| *y = self.function.at(*x).0);
-        });
-        y
-    }
-
-    fn backward<T: LayerElement>(&self, inputs: [&[T]; 2]) -> Vec<T> {
-        let [of_x] = Rows { inputs, width: ANY_WIDTH }.map(|_, [x, g], [of_x]| {
-            for ((of_x, x), g) in of_x.iter_mut().zip(x).zip(g) {
-                *of_x = g * self.function.at(*x).1;
-            }
-        });
-        of_x
-    }
-}
-
-impl<F: GateFunction> CustomOp1 for Elementwise<F> {
+impl<F: GateFunction> Layer<1> for Elementwise<F> {
     fn name(&self) -> &'static str {
         self.name
     }
 
-    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn forward(&self, [x]: [LayerInput<'_>; 1]) -> Result<(CpuStorage, Shape)> {
         with_element!(x.dtype(), self.name, T => {
-            let y = self.forward(elements::<T>(x, layout)?);
-            Ok((T::to_cpu_storage_owned(y), layout.shape().clone()))
+            let [y] = rows([x.elements::<T>()?]).map(|_, [x], [y]| {
+                y.iter_mut().zip(x).for_each(|(y, x)| *y = self.function.at(*x).0);
+            });
+            output(y, x.dims())
         })
     }
 
-    fn bwd(&self, x: &Tensor, _y: &Tensor, g: &Tensor) -> Result<Option<Tensor>> {
-        let g = g.detach().contiguous()?;
-        let lent = [x, &g].map(LentTensor::of);
+    fn backward(&self, [x]: [LayerInput<'_>; 1], g: LayerInput<'_>) -> Result<Gradients<1>> {
         with_element!(x.dtype(), self.name, T => {
-            let [lent_x, lent_g] = &lent;
-            gradient(x, self.backward([lent_x.elements::<T>()?, lent_g.elements()?]))
+            let [of_x] = rows([x.elements::<T>()?, g.elements()?]).map(|_, [x, g], [of_x]| {
+                for ((of_x, x), g) in of_x.iter_mut().zip(x).zip(g) {
+                    *of_x = g * self.function.at(*x).1;
+                }
+            });
+            Ok([gradient(x, of_x)?])
         })
     }
+}
+
+fn rows<T, const N: usize>(inputs: [&[T]; N]) -> Rows<'_, T, N> {
+    Rows { inputs, width: ANY_WIDTH }
 }
 
 type ComposedGate = fn(&Tensor, &Tensor) -> Result<Tensor>;
@@ -183,68 +169,45 @@ struct Gated<F> {
 
 fn apply(gate: &Tensor, up: &Tensor, op: Gated<impl GateFunction>) -> Result<Tensor> {
     check_dtypes(op.name, &[gate, up])?;
-    check_alike(op.name, ("gate", gate), ("up", up))?;
+    if gate.dtype() != up.dtype() || gate.dims() != up.dims() {
+        let said = |tensor: &Tensor| format!("{} {:?}", tensor.dtype().as_str(), tensor.dims());
+        bail!("{}: gate is {} and up is {}: both must be alike", op.name, said(gate), said(up))
+    }
     if !gate.device().is_cpu() {
         return (op.composed)(gate, up);
     }
-    gate.contiguous()?.apply_op2(&up.contiguous()?, op)
+    gate.contiguous()?.apply_op2(&up.contiguous()?, LayerOp(op))
 }
 
-impl<F: GateFunction> Gated<F> {
-    fn forward<T: LayerElement>(&self, inputs: [&[T]; 2]) -> Vec<T> {
-        let [y] = Rows { inputs, width: ANY_WIDTH }.map(|_, [gate, up], [y]| {
-            for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
-                *y = self.activation.at(*gate).0 * up;
-            }
-        });
-        y
-    }
-
-    /// Returns the gradients of gate and up.
-    fn backward<T: LayerElement>(&self, inputs: [&[T]; 3]) -> [Vec<T>; 2] {
-        Rows { inputs, width: ANY_WIDTH }.map(|_, [gate, up, g], [of_gate, of_up]| {
-            let of = of_gate.iter_mut().zip(of_up);
-            for (((of_gate, of_up), gate), (up, g)) in of.zip(gate).zip(up.iter().zip(g)) {
-                let (value, derivative) = self.activation.at(*gate);
-                *of_gate = g * up * derivative;
-                *of_up = g * value;
-            }
-        })
-    }
-}
-
-impl<F: GateFunction> CustomOp2 for Gated<F> {
+impl<F: GateFunction> Layer<2> for Gated<F> {
     fn name(&self) -> &'static str {
         self.name
     }
 
-    fn cpu_fwd(
-        &self,
-        gate: &CpuStorage,
-        gate_layout: &Layout,
-        up: &CpuStorage,
-        up_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
+    fn forward(&self, [gate, up]: [LayerInput<'_>; 2]) -> Result<(CpuStorage, Shape)> {
         with_element!(gate.dtype(), self.name, T => {
-            let inputs = [elements::<T>(gate, gate_layout)?, elements::<T>(up, up_layout)?];
-            Ok((T::to_cpu_storage_owned(self.forward(inputs)), gate_layout.shape().clone()))
+            let inputs = [gate.elements::<T>()?, up.elements()?];
+            let [y] = rows(inputs).map(|_, [gate, up], [y]| {
+                for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
+                    *y = self.activation.at(*gate).0 * up;
+                }
+            });
+            output(y, gate.dims())
         })
     }
 
-    fn bwd(
-        &self,
-        gate: &Tensor,
-        up: &Tensor,
-        _y: &Tensor,
-        g: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let g = g.detach().contiguous()?;
-        let lent = [gate, up, &g].map(LentTensor::of);
+    fn backward(&self, [gate, up]: [LayerInput<'_>; 2], g: LayerInput<'_>) -> Result<Gradients<2>> {
         with_element!(gate.dtype(), self.name, T => {
-            let [lent_gate, lent_up, lent_g] = &lent;
-            let inputs = [lent_gate.elements::<T>()?, lent_up.elements()?, lent_g.elements()?];
-            let [of_gate, of_up] = self.backward(inputs);
-            Ok((gradient(gate, of_gate)?, gradient(up, of_up)?))
+            let inputs = [gate.elements::<T>()?, up.elements()?, g.elements()?];
+            let [of_gate, of_up] = rows(inputs).map(|_, [gate, up, g], [of_gate, of_up]| {
+                let of = of_gate.iter_mut().zip(of_up);
+                for (((of_gate, of_up), gate), (up, g)) in of.zip(gate).zip(up.iter().zip(g)) {
+                    let (value, derivative) = self.activation.at(*gate);
+                    *of_gate = g * up * derivative;
+                    *of_up = g * value;
+                }
+            });
+            Ok([gradient(gate, of_gate)?, gradient(up, of_up)?])
         })
     }
 }

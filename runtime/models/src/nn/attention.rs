@@ -6,16 +6,12 @@
 
 use std::ops::Range;
 
-use candle_core::backend::BackendStorage;
-use candle_core::{
-    CpuStorage, CustomOp1, CustomOp3, Layout, Result, Shape, Tensor, WithDType, bail,
-};
+use candle_core::{CpuStorage, Result, Shape, Tensor, bail};
 use hsdp_kernels::{Fold, Matrix, Threads, cast, matmul, unpack, vectorized};
 
 use super::composed;
-use super::element::{
-    LayerElement, LentTensor, check_dtypes, elements, gradient, with_element, zeros,
-};
+use super::element::{LayerElement, LayerInput, check_dtypes, gradient, with_element, zeros};
+use super::layer::{Gradients, Layer, LayerOp, output};
 use super::rows::in_parallel;
 use super::scores::{Scores, Softmax, SoftmaxKernel, shown};
 
@@ -42,7 +38,7 @@ pub fn attention([q, k, v]: [&Tensor; 3], scores: &Scores<'_>) -> Result<Tensor>
         return composed::attention([q, k, v], scores);
     }
     let op = AttentionOp::new(QkvPlaces::of_three(sizes), scores)?;
-    q.contiguous()?.apply_op3(&k.contiguous()?, &v.contiguous()?, op)
+    q.contiguous()?.apply_op3(&k.contiguous()?, &v.contiguous()?, LayerOp(op))
 }
 
 /// Computes [`attention`] of queries, keys and values in one tensor, `[batch, length, 3, heads,
@@ -59,7 +55,7 @@ pub fn attention_packed(qkv: &Tensor, scores: &Scores<'_>) -> Result<Tensor> {
     if !qkv.device().is_cpu() {
         return composed::attention_packed(qkv, scores);
     }
-    qkv.contiguous()?.apply_op1(AttentionOp::new(QkvPlaces::of_one(sizes), scores)?)
+    qkv.contiguous()?.apply_op1(LayerOp(AttentionOp::new(QkvPlaces::of_one(sizes), scores)?))
 }
 
 struct AttentionOp {
@@ -73,7 +69,7 @@ impl AttentionOp {
         Ok(Self { places, softmax })
     }
 
-    fn forward<T: LayerElement>(&self, inputs: [&[T]; 3]) -> Result<Vec<T>> {
+    fn mixed<T: LayerElement>(&self, inputs: [&[T]; 3]) -> Result<Vec<T>> {
         let QkvPlaces { sizes, inputs: places, output: place } = &self.places;
         let parts = self.softmax.run(sizes.keys, |softmax| {
             sizes.each_group(|index| {
@@ -87,7 +83,7 @@ impl AttentionOp {
     }
 
     /// Returns the gradients of tracked inputs, by group.
-    fn backward<T: LayerElement>(
+    fn gradients<T: LayerElement>(
         &self,
         inputs: [&[T]; 3],
         tracked: [bool; 3],
@@ -123,75 +119,52 @@ impl AttentionSizes {
     }
 }
 
-impl CustomOp1 for AttentionOp {
+impl Layer<1> for AttentionOp {
     fn name(&self) -> &'static str {
         NAME
     }
 
-    fn cpu_fwd(&self, qkv: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn forward(&self, [qkv]: [LayerInput<'_>; 1]) -> Result<(CpuStorage, Shape)> {
         with_element!(qkv.dtype(), NAME, T => {
-            let output = self.forward([elements::<T>(qkv, layout)?; 3])?;
-            Ok((T::to_cpu_storage_owned(output), self.places.sizes.output().as_slice().into()))
+            output(self.mixed([qkv.elements::<T>()?; 3])?, self.places.sizes.output().as_slice())
         })
     }
 
-    fn bwd(&self, qkv: &Tensor, _output: &Tensor, g: &Tensor) -> Result<Option<Tensor>> {
-        let g = g.detach().contiguous()?;
-        let lent = LentTensor::of(qkv);
-        let lent_g = LentTensor::of(&g);
+    fn backward(&self, [qkv]: [LayerInput<'_>; 1], g: LayerInput<'_>) -> Result<Gradients<1>> {
         with_element!(qkv.dtype(), NAME, T => {
-            let gradients = self.backward([lent.elements::<T>()?; 3], [true; 3], lent_g.elements()?)?;
+            let gradients = self.gradients([qkv.elements::<T>()?; 3], [true; 3], g.elements()?)?;
             let mut of_qkv = zeros::<T>(qkv.elem_count());
             (0..3).for_each(|input| self.write(&mut of_qkv, input, &gradients));
-            gradient(qkv, of_qkv)
+            Ok([gradient(qkv, of_qkv)?])
         })
     }
 }
 
-impl CustomOp3 for AttentionOp {
+impl Layer<3> for AttentionOp {
     fn name(&self) -> &'static str {
         NAME
     }
 
-    fn cpu_fwd(
-        &self,
-        q: &CpuStorage,
-        q_layout: &Layout,
-        k: &CpuStorage,
-        k_layout: &Layout,
-        v: &CpuStorage,
-        v_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
+    fn forward(&self, [q, k, v]: [LayerInput<'_>; 3]) -> Result<(CpuStorage, Shape)> {
         with_element!(q.dtype(), NAME, T => {
-            let inputs = [elements::<T>(q, q_layout)?, elements(k, k_layout)?, elements(v, v_layout)?];
-            Ok((T::to_cpu_storage_owned(self.forward(inputs)?), q_layout.shape().clone()))
+            output(self.mixed([q.elements::<T>()?, k.elements()?, v.elements()?])?, q.dims())
         })
     }
 
-    fn bwd(
-        &self,
-        q: &Tensor,
-        k: &Tensor,
-        v: &Tensor,
-        _output: &Tensor,
-        g: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let g = g.detach().contiguous()?;
-        let lent = [q, k, v].map(LentTensor::of);
-        let lent_g = LentTensor::of(&g);
+    fn backward(&self, [q, k, v]: [LayerInput<'_>; 3], g: LayerInput<'_>) -> Result<Gradients<3>> {
         with_element!(q.dtype(), NAME, T => {
-            let [of_q, of_k, of_v] = lent.each_ref().map(LentTensor::elements::<T>);
-            let tracked = [q, k, v].map(Tensor::track_op);
-            let gradients = self.backward([of_q?, of_k?, of_v?], tracked, lent_g.elements()?)?;
-            let whole = |of: &Tensor, input| {
-                if !of.track_op() {
+            let values = [q.elements::<T>()?, k.elements()?, v.elements()?];
+            let tracked = [q, k, v].map(LayerInput::is_tracked);
+            let gradients = self.gradients(values, tracked, g.elements()?)?;
+            let whole = |of: LayerInput<'_>, input| {
+                if !of.is_tracked() {
                     return Ok(None);
                 }
                 let mut values = zeros::<T>(of.elem_count());
                 self.write(&mut values, input, &gradients);
                 gradient(of, values)
             };
-            Ok((whole(q, 0)?, whole(k, 1)?, whole(v, 2)?))
+            Ok([whole(q, 0)?, whole(k, 1)?, whole(v, 2)?])
         })
     }
 }

@@ -1,13 +1,13 @@
 //! Cross-entropy of logits and labels.
 
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, DType, Result, Shape, Tensor, bail};
 
 use super::activations::exp;
 use super::composed;
 use super::element::{
-    LayerElement, LentTensor, check_dtypes, elements, gradient, last_dim, narrow, with_element,
+    LayerElement, LayerInput, check_dtypes, gradient, last_dim, narrow, with_element,
 };
+use super::layer::{Gradients, Layer, LayerOp, output};
 use super::rows::{Rows, max, sum};
 
 const NAME: &str = "cross_entropy";
@@ -62,7 +62,7 @@ pub fn cross_entropy(logits: &Tensor, labels: &Tensor, ignored: i64) -> Result<C
     let targets = targets(logits, labels, ignored)?;
     let count = targets.iter().flatten().count() as u64;
     let sum = match logits.device().is_cpu() {
-        true => logits.contiguous()?.apply_op1(Op { targets })?,
+        true => logits.contiguous()?.apply_op1(LayerOp(CrossEntropyOp { targets }))?,
         false => composed::cross_entropy(logits, labels, ignored)?.sum,
     };
     Ok(CrossEntropy { sum, count })
@@ -95,12 +95,12 @@ pub(super) fn targets(
     labels.into_iter().enumerate().map(place).collect()
 }
 
-struct Op {
+struct CrossEntropyOp {
     targets: Vec<Option<usize>>,
 }
 
-impl Op {
-    fn forward<T: LayerElement>(&self, logits: &[T], width: usize) -> f32 {
+impl CrossEntropyOp {
+    fn sum<T: LayerElement>(&self, logits: &[T], width: usize) -> f32 {
         let rows = Rows { inputs: [logits], width };
         let ([], sums) = rows.fold(
             || 0.0,
@@ -116,7 +116,7 @@ impl Op {
     }
 
     /// Returns the gradient of the logits: `g` times the shares, less 1 at the label.
-    fn backward<T: LayerElement>(&self, logits: &[T], g: f32, width: usize) -> Vec<T> {
+    fn gradients<T: LayerElement>(&self, logits: &[T], g: f32, width: usize) -> Vec<T> {
         let [of_logits] = Rows { inputs: [logits], width }.map(|item, [logits], [of_logits]| {
             let Some(target) = self.targets[item] else { return of_logits.fill(0.0) };
             let most = max(logits);
@@ -131,25 +131,23 @@ impl Op {
     }
 }
 
-impl CustomOp1 for Op {
+impl Layer<1> for CrossEntropyOp {
     fn name(&self) -> &'static str {
         NAME
     }
 
-    fn cpu_fwd(&self, logits: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let width = layout.dims().last().copied().unwrap_or_default();
+    fn forward(&self, [logits]: [LayerInput<'_>; 1]) -> Result<(CpuStorage, Shape)> {
+        let width = logits.dims().last().copied().unwrap_or_default();
         with_element!(logits.dtype(), NAME, T => {
-            let sum = self.forward(elements::<T>(logits, layout)?, width);
-            Ok((CpuStorage::F32(vec![sum]), Shape::from(())))
+            output(vec![self.sum(logits.elements::<T>()?, width)], ())
         })
     }
 
-    fn bwd(&self, logits: &Tensor, _sum: &Tensor, g: &Tensor) -> Result<Option<Tensor>> {
-        let g = g.to_scalar::<f32>()?;
-        let lent = LentTensor::of(logits);
-        let width = last_dim(NAME, logits)?;
+    fn backward(&self, [logits]: [LayerInput<'_>; 1], g: LayerInput<'_>) -> Result<Gradients<1>> {
+        let width = logits.dims().last().copied().unwrap_or_default();
+        let g = g.elements::<f32>()?[0];
         with_element!(logits.dtype(), NAME, T => {
-            gradient(logits, self.backward(lent.elements::<T>()?, g, width))
+            Ok([gradient(logits, self.gradients(logits.elements::<T>()?, g, width))?])
         })
     }
 }

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use candle_core::backend::BackendStorage;
 use candle_core::{
     CpuStorage, DType, Device, Error, Layout, Result, Storage, Tensor, WithDType, bail,
 };
@@ -43,25 +44,57 @@ pub(super) fn zeros<T: LayerElement>(len: usize) -> Vec<T> {
     vec![T::zeroed(); len]
 }
 
-/// Returns the elements of a contiguous tensor.
-pub(super) fn elements<'a, T: LayerElement>(
+/// A contiguous tensor on the CPU.
+#[derive(Clone, Copy)]
+pub(super) struct LayerInput<'a> {
     storage: &'a CpuStorage,
-    layout: &Layout,
-) -> Result<&'a [T]> {
-    let Some((start, end)) = layout.contiguous_offsets() else {
-        bail!("a layer was applied to a tensor that is not contiguous, {layout:?}")
-    };
-    Ok(&storage.as_slice::<T>()?[start..end])
+    layout: &'a Layout,
+    /// Whether a backward must compute its gradient.
+    is_tracked: bool,
 }
 
-/// Returns the elements of a contiguous tensor, in f32.
-pub(super) fn wide<'a>(
-    op: &'static str,
-    storage: &'a CpuStorage,
-    layout: &Layout,
-) -> Result<Cow<'a, [f32]>> {
-    use candle_core::backend::BackendStorage;
-    with_element!(storage.dtype(), op, T => Ok(widened(T::values(elements::<T>(storage, layout)?))))
+impl<'a> LayerInput<'a> {
+    /// Returns an input of a forward.
+    pub(super) fn new(storage: &'a CpuStorage, layout: &'a Layout) -> Self {
+        Self { storage, layout, is_tracked: false }
+    }
+
+    pub(super) fn dims(self) -> &'a [usize] {
+        self.layout.dims()
+    }
+
+    pub(super) fn dims2(self) -> Result<(usize, usize)> {
+        self.layout.shape().dims2()
+    }
+
+    pub(super) fn elem_count(self) -> usize {
+        self.layout.shape().elem_count()
+    }
+
+    pub(super) fn is_tracked(self) -> bool {
+        self.is_tracked
+    }
+
+    pub(super) fn dtype(self) -> DType {
+        self.storage.dtype()
+    }
+
+    pub(super) fn elements<T: LayerElement>(self) -> Result<&'a [T]> {
+        let Some((start, end)) = self.layout.contiguous_offsets() else {
+            bail!("a layer was applied to a tensor that is not contiguous, {:?}", self.layout)
+        };
+        Ok(&self.storage.as_slice::<T>()?[start..end])
+    }
+
+    /// Returns the elements in f32.
+    pub(super) fn wide(self, op: &'static str) -> Result<Cow<'a, [f32]>> {
+        with_element!(self.dtype(), op, T => Ok(widened(T::values(self.elements::<T>()?))))
+    }
+
+    /// Returns all elements of the storage of an f32 tensor with any layout, and the layout.
+    pub(super) fn all(self) -> Result<(&'a [f32], &'a Layout)> {
+        Ok((self.storage.as_slice()?, self.layout))
+    }
 }
 
 fn widened(values: Values<'_>) -> Cow<'_, [f32]> {
@@ -75,58 +108,51 @@ fn widened(values: Values<'_>) -> Cow<'_, [f32]> {
     }
 }
 
-/// The elements of a contiguous tensor on the CPU, whose storage stays locked for reading.
+/// A tensor on the CPU. Its storage stays locked for reading.
 pub(super) struct LentTensor<'a> {
     storage: RwLockReadGuard<'a, Storage>,
     layout: &'a Layout,
+    is_tracked: bool,
 }
 
 impl<'a> LentTensor<'a> {
     pub(super) fn of(tensor: &'a Tensor) -> Self {
         let (storage, layout) = tensor.storage_and_layout();
-        Self { storage, layout }
+        Self { storage, layout, is_tracked: tensor.track_op() }
     }
 
-    pub(super) fn elements<T: LayerElement>(&self) -> Result<&[T]> {
-        elements(self.storage()?, self.layout)
-    }
-
-    pub(super) fn wide(&self, op: &'static str) -> Result<Cow<'_, [f32]>> {
-        wide(op, self.storage()?, self.layout)
-    }
-
-    /// Returns all elements of the storage of an f32 tensor with any layout, and the layout.
-    pub(super) fn all(&self) -> Result<(&[f32], &Layout)> {
-        Ok((self.storage()?.as_slice()?, self.layout))
-    }
-
-    fn storage(&self) -> Result<&CpuStorage> {
+    pub(super) fn input(&self) -> Result<LayerInput<'_>> {
         match &*self.storage {
-            Storage::Cpu(storage) => Ok(storage),
+            Storage::Cpu(storage) => {
+                Ok(LayerInput { storage, layout: self.layout, is_tracked: self.is_tracked })
+            }
             _ => bail!("the backward of a layer on the CPU was applied to another device"),
         }
     }
 }
 
-/// Makes the gradient of a tensor. `None` if candle does not track it.
-pub(super) fn gradient<T: LayerElement>(of: &Tensor, values: Vec<T>) -> Result<Option<Tensor>> {
-    let make = || Tensor::from_vec(values, of.shape(), &Device::Cpu);
-    of.track_op().then(make).transpose()
+/// Makes the gradient of an input. `None` if candle does not track it.
+pub(super) fn gradient<T: LayerElement>(
+    of: LayerInput<'_>,
+    values: Vec<T>,
+) -> Result<Option<Tensor>> {
+    let make = || Tensor::from_vec(values, of.dims(), &Device::Cpu);
+    of.is_tracked.then(make).transpose()
 }
 
 /// Makes the gradient of a weight in the weight's dtype, from f32. `None` if candle does not track
 /// it.
-pub(super) fn weight_gradient(of: &Tensor, values: Vec<f32>) -> Result<Option<Tensor>> {
+pub(super) fn weight_gradient(of: LayerInput<'_>, values: Vec<f32>) -> Result<Option<Tensor>> {
     gradient(of, values)?.map(|gradient| gradient.to_dtype(of.dtype())).transpose()
 }
 
-/// Computes a gradient in f32 and rounds it to the dtype of the tensor. `None` if candle does not
-/// track the tensor.
+/// Computes a gradient in f32 and rounds it to the dtype of the input. `None` if candle does not
+/// track the input.
 pub(super) fn wide_gradient(
-    of: &Tensor,
+    of: LayerInput<'_>,
     values: impl FnOnce() -> Result<Vec<f32>>,
 ) -> Result<Option<Tensor>> {
-    match of.track_op() {
+    match of.is_tracked {
         true => weight_gradient(of, values()?),
         false => Ok(None),
     }
@@ -174,7 +200,8 @@ pub(super) fn last_dim(op: &'static str, x: &Tensor) -> Result<usize> {
 pub(super) fn check_weight(
     op: &'static str,
     x: &Tensor,
-    (name, weight): (&str, &Tensor),
+    name: &str,
+    weight: &Tensor,
 ) -> Result<()> {
     if weight.dims() != [last_dim(op, x)?] {
         let x = x.dims();
@@ -182,18 +209,6 @@ pub(super) fn check_weight(
         bail!(
             "{op}: the {name} has the shape {weight:?}, and the last dim of x, {x:?}, needs one dim of its length"
         )
-    }
-    Ok(())
-}
-
-/// Refuses two inputs that differ in shape or dtype.
-pub(super) fn check_alike(op: &'static str, a: (&str, &Tensor), b: (&str, &Tensor)) -> Result<()> {
-    let described = |tensor: &Tensor| (tensor.dtype(), tensor.dims().to_vec());
-    if described(a.1) != described(b.1) {
-        let said = |(name, tensor): (&str, &Tensor)| {
-            format!("{name} is {} {:?}", tensor.dtype().as_str(), tensor.dims())
-        };
-        bail!("{op}: {} and {}: both must be alike", said(a), said(b))
     }
     Ok(())
 }

@@ -1,12 +1,10 @@
 //! Embeddings.
 
-use candle_core::backend::BackendStorage;
-use candle_core::{
-    CpuStorage, CustomOp1, DType, Error, Layout, Result, Shape, Tensor, WithDType, bail,
-};
+use candle_core::{CpuStorage, DType, Error, Result, Shape, Tensor, bail};
 
 use super::composed;
-use super::element::{LentTensor, check_dtypes, elements, wide_gradient, with_element};
+use super::element::{LayerInput, check_dtypes, wide_gradient, with_element};
+use super::layer::{Gradients, Layer, LayerOp, output};
 
 const NAME: &str = "embedding";
 
@@ -45,7 +43,7 @@ pub fn padded_embedding(ids: &Tensor, weight: &Tensor, padding: usize) -> Result
 }
 
 fn fused(ids: &Tensor, weight: &Tensor, padding: Option<usize>) -> Result<Tensor> {
-    let op = EmbeddingOp { rows: rows(ids, weight.dim(0)?)?, padding };
+    let op = LayerOp(EmbeddingOp { rows: rows(ids, weight.dim(0)?)?, padding });
     weight.contiguous()?.apply_op1(op)?.reshape(with_width(ids, weight)?)
 }
 
@@ -85,41 +83,36 @@ struct EmbeddingOp {
     padding: Option<usize>,
 }
 
-impl EmbeddingOp {
-    /// Sums the gradients of each row, in f32.
-    fn sums(&self, weight: &Tensor, g: &Tensor) -> Result<Vec<f32>> {
-        let lent = LentTensor::of(g);
-        let (count, width) = weight.dims2()?;
-        let g = lent.wide(NAME)?;
-        let mut sums = vec![0.0; count * width];
-        let rows = self.rows.iter().zip(g.chunks(width.max(1)));
-        for (row, g) in rows.filter(|(row, _)| Some(**row) != self.padding) {
-            let sums = &mut sums[row * width..][..width];
-            sums.iter_mut().zip(g).for_each(|(sum, g)| *sum += g);
-        }
-        Ok(sums)
-    }
-}
-
-impl CustomOp1 for EmbeddingOp {
+impl Layer<1> for EmbeddingOp {
     fn name(&self) -> &'static str {
         NAME
     }
 
-    fn cpu_fwd(&self, weight: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let width = layout.dims()[1];
+    fn forward(&self, [weight]: [LayerInput<'_>; 1]) -> Result<(CpuStorage, Shape)> {
+        let width = weight.dims()[1];
         with_element!(weight.dtype(), NAME, T => {
-            let weight = elements::<T>(weight, layout)?;
+            let weight = weight.elements::<T>()?;
             let mut y = Vec::with_capacity(self.rows.len() * width);
             for row in &self.rows {
                 y.extend_from_slice(&weight[row * width..][..width]);
             }
-            Ok((T::to_cpu_storage_owned(y), (self.rows.len(), width).into()))
+            output(y, (self.rows.len(), width))
         })
     }
 
-    fn bwd(&self, weight: &Tensor, _y: &Tensor, g: &Tensor) -> Result<Option<Tensor>> {
-        let g = g.detach().contiguous()?;
-        wide_gradient(weight, || self.sums(weight, &g))
+    /// Sums the gradients of each row, in f32.
+    fn backward(&self, [weight]: [LayerInput<'_>; 1], g: LayerInput<'_>) -> Result<Gradients<1>> {
+        let (count, width) = weight.dims2()?;
+        let of_weight = wide_gradient(weight, || {
+            let g = g.wide(NAME)?;
+            let mut sums = vec![0.0; count * width];
+            let rows = self.rows.iter().zip(g.chunks(width.max(1)));
+            for (row, g) in rows.filter(|(row, _)| Some(**row) != self.padding) {
+                let sums = &mut sums[row * width..][..width];
+                sums.iter_mut().zip(g).for_each(|(sum, g)| *sum += g);
+            }
+            Ok(sums)
+        })?;
+        Ok([of_weight])
     }
 }

@@ -1,11 +1,11 @@
-//! LinearOp layers.
+//! Linear layers.
 
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, Result, Shape, Tensor, bail};
 use hsdp_kernels::{Fold, Matrix, Threads, matmul};
 
 use super::composed;
-use super::element::{LentTensor, check_dtypes, last_dim, rounded, wide, wide_gradient};
+use super::element::{LayerInput, check_dtypes, last_dim, rounded, wide_gradient};
+use super::layer::{Gradients, Layer, LayerOp};
 use super::rows::{Rows, in_order};
 
 const NAME: &str = "linear";
@@ -26,8 +26,8 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
     let x = x.contiguous()?;
     let weight = weight.contiguous()?;
     match bias {
-        Some(bias) => x.apply_op3(&weight, &bias.contiguous()?, LinearOp),
-        None => x.apply_op2(&weight, LinearOp),
+        Some(bias) => x.apply_op3(&weight, &bias.contiguous()?, LayerOp(LinearOp)),
+        None => x.apply_op2(&weight, LayerOp(LinearOp)),
     }
 }
 
@@ -58,16 +58,16 @@ fn count(dims: &[usize]) -> usize {
 
 /// Computes the outputs in a buffer that holds zeros or biases.
 fn forward(
-    (x, x_layout): (&CpuStorage, &Layout),
-    (weight, weight_layout): (&CpuStorage, &Layout),
+    x: LayerInput<'_>,
+    weight: LayerInput<'_>,
     bias: Option<&[f32]>,
 ) -> Result<(CpuStorage, Shape)> {
-    let mut dims = x_layout.dims().to_vec();
+    let mut dims = x.dims().to_vec();
     let count = count(&dims);
     let inputs = dims.pop().unwrap_or_default();
-    let outputs = weight_layout.dims()[0];
-    let wide_x = wide(NAME, x, x_layout)?;
-    let weight = wide(NAME, weight, weight_layout)?;
+    let outputs = weight.dims()[0];
+    let wide_x = x.wide(NAME)?;
+    let weight = weight.wide(NAME)?;
     let (mut y, fold) = match bias {
         Some(bias) => (bias.repeat(count), Fold::Add),
         None => (vec![0.0; count * outputs], Fold::Replace),
@@ -78,104 +78,67 @@ fn forward(
     Ok((rounded(x.dtype(), y)?, dims.into()))
 }
 
-/// Returns the gradients of `x` and the weight that candle tracks.
-fn backward([x, weight, g]: [&Tensor; 3]) -> Result<[Option<Tensor>; 2]> {
-    let lent_x = LentTensor::of(x);
-    let lent_weight = LentTensor::of(weight);
-    let lent_g = LentTensor::of(g);
-    let (outputs, inputs) = weight.dims2()?;
-    let wide_g = lent_g.wide(NAME)?;
-    let count = count(x.dims());
-    let g = Matrix::new(&wide_g, count, outputs);
-    let of_x = wide_gradient(x, || {
-        let weight = lent_weight.wide(NAME)?;
-        Ok(product([g, Matrix::new(&weight, outputs, inputs)], x))
-    })?;
-    let of_weight = wide_gradient(weight, || {
-        let x = lent_x.wide(NAME)?;
-        Ok(product([g.t(), Matrix::new(&x, count, inputs)], weight))
-    })?;
-    Ok([of_x, of_weight])
-}
-
-/// Computes a product with as many elements as a tensor.
-fn product(factors: [Matrix<'_>; 2], like: &Tensor) -> Vec<f32> {
+/// Computes a product with as many elements as an input.
+fn product(factors: [Matrix<'_>; 2], like: LayerInput<'_>) -> Vec<f32> {
     let mut product = vec![0.0; like.elem_count()];
     matmul(&mut product, Fold::Replace, factors, Threads::Pool);
     product
 }
 
-/// Returns the gradient of the bias, the sum over the rows.
-fn of_bias(bias: &Tensor, g: &Tensor) -> Result<Option<Tensor>> {
-    let lent_g = LentTensor::of(g);
-    let outputs = bias.elem_count();
-    wide_gradient(bias, || {
-        let g = lent_g.wide(NAME)?;
-        let rows = Rows::<f32, 1> { inputs: [&g], width: outputs };
-        let zeros = || vec![0.0; outputs];
-        let ([], sums) = rows.fold(zeros, |sum, _, [g], []| {
-            sum.iter_mut().zip(g).for_each(|(sum, g)| *sum += g);
-        });
-        Ok(in_order(outputs, sums))
-    })
-}
-
-impl CustomOp2 for LinearOp {
+impl Layer<2> for LinearOp {
     fn name(&self) -> &'static str {
         NAME
     }
 
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        x_layout: &Layout,
-        weight: &CpuStorage,
-        weight_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        forward((x, x_layout), (weight, weight_layout), None)
+    fn forward(&self, [x, weight]: [LayerInput<'_>; 2]) -> Result<(CpuStorage, Shape)> {
+        forward(x, weight, None)
     }
 
-    fn bwd(
+    fn backward(
         &self,
-        x: &Tensor,
-        weight: &Tensor,
-        _y: &Tensor,
-        g: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let g = g.detach().contiguous()?;
-        let [of_x, of_weight] = backward([x, weight, &g])?;
-        Ok((of_x, of_weight))
+        [x, weight]: [LayerInput<'_>; 2],
+        g: LayerInput<'_>,
+    ) -> Result<Gradients<2>> {
+        let (outputs, inputs) = weight.dims2()?;
+        let count = count(x.dims());
+        let wide_g = g.wide(NAME)?;
+        let g = Matrix::new(&wide_g, count, outputs);
+        let of_x = wide_gradient(x, || {
+            Ok(product([g, Matrix::new(&weight.wide(NAME)?, outputs, inputs)], x))
+        })?;
+        let of_weight = wide_gradient(weight, || {
+            Ok(product([g.t(), Matrix::new(&x.wide(NAME)?, count, inputs)], weight))
+        })?;
+        Ok([of_x, of_weight])
     }
 }
 
-impl CustomOp3 for LinearOp {
+impl Layer<3> for LinearOp {
     fn name(&self) -> &'static str {
         NAME
     }
 
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        x_layout: &Layout,
-        weight: &CpuStorage,
-        weight_layout: &Layout,
-        bias: &CpuStorage,
-        bias_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let bias = wide(NAME, bias, bias_layout)?;
-        forward((x, x_layout), (weight, weight_layout), Some(&bias))
+    fn forward(&self, [x, weight, bias]: [LayerInput<'_>; 3]) -> Result<(CpuStorage, Shape)> {
+        forward(x, weight, Some(&bias.wide(NAME)?))
     }
 
-    fn bwd(
+    /// Computes the gradients of [`Layer<2>`]. The gradient of the bias is the sum over the rows.
+    fn backward(
         &self,
-        x: &Tensor,
-        weight: &Tensor,
-        bias: &Tensor,
-        _y: &Tensor,
-        g: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let g = g.detach().contiguous()?;
-        let [of_x, of_weight] = backward([x, weight, &g])?;
-        Ok((of_x, of_weight, of_bias(bias, &g)?))
+        [x, weight, bias]: [LayerInput<'_>; 3],
+        g: LayerInput<'_>,
+    ) -> Result<Gradients<3>> {
+        let [of_x, of_weight] = self.backward([x, weight], g)?;
+        let outputs = bias.elem_count();
+        let of_bias = wide_gradient(bias, || {
+            let g = g.wide(NAME)?;
+            let rows = Rows::<f32, 1> { inputs: [&g], width: outputs };
+            let zeros = || vec![0.0; outputs];
+            let ([], sums) = rows.fold(zeros, |sum, _, [g], []| {
+                sum.iter_mut().zip(g).for_each(|(sum, g)| *sum += g);
+            });
+            Ok(in_order(outputs, sums))
+        })?;
+        Ok([of_x, of_weight, of_bias])
     }
 }

@@ -1,13 +1,13 @@
 //! LayerNorm and RMSNorm.
 
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor, WithDType};
+use candle_core::{CpuStorage, Result, Shape, Tensor};
 
 use super::composed;
 use super::element::{
-    LayerElement, LentTensor, check_dtypes, check_weight, elements, gradient, narrow,
-    weight_gradient, wide, with_element,
+    LayerElement, LayerInput, check_dtypes, check_weight, gradient, narrow, weight_gradient,
+    with_element,
 };
+use super::layer::{Gradients, Layer, LayerOp, output};
 use super::rows::{Rows, in_order, sum, sum_of_pairs};
 
 const LAYER_NORM: &str = "layer_norm";
@@ -24,17 +24,24 @@ const RMS_NORM: &str = "rms_norm";
 /// or f16.
 pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f64) -> Result<Tensor> {
     check_dtypes(LAYER_NORM, &[x, weight, bias])?;
-    check_weight(LAYER_NORM, x, ("weight", weight))?;
-    check_weight(LAYER_NORM, x, ("bias", bias))?;
+    check_weight(LAYER_NORM, x, "weight", weight)?;
+    check_weight(LAYER_NORM, x, "bias", bias)?;
     if !x.device().is_cpu() {
         return composed::layer_norm(x, weight, bias, eps);
     }
-    let op = LayerNorm { eps: narrow(eps) };
+    let op = LayerOp(LayerNorm { eps: narrow(eps) });
     x.contiguous()?.apply_op3(&weight.contiguous()?, &bias.contiguous()?, op)
 }
 
 struct LayerNorm {
     eps: f32,
+}
+
+/// Mean of a row, and one divided by its standard deviation.
+#[derive(Clone, Copy)]
+struct Moments {
+    mean: f32,
+    scale: f32,
 }
 
 /// Partial sums of the gradients of the weight and of the bias.
@@ -44,19 +51,18 @@ struct Affine {
 }
 
 impl LayerNorm {
-    /// Returns the mean of a row, and one divided by its standard deviation.
     #[inline(always)]
-    fn moments(&self, x: &[f32]) -> (f32, f32) {
+    fn moments(&self, x: &[f32]) -> Moments {
         let width = x.len() as f32;
         let mean = sum(x, |x| x) / width;
         let variance = sum(x, |x| (x - mean) * (x - mean)) / width;
-        (mean, 1.0 / (variance + self.eps).sqrt())
+        Moments { mean, scale: 1.0 / (variance + self.eps).sqrt() }
     }
 
-    fn forward<T: LayerElement>(&self, x: &[T], weight: &[f32], bias: &[f32]) -> Vec<T> {
+    fn rows<T: LayerElement>(&self, x: &[T], weight: &[f32], bias: &[f32]) -> Vec<T> {
         let rows = Rows { inputs: [x], width: weight.len() };
         let [y] = rows.map(|_, [x], [y]| {
-            let (mean, scale) = self.moments(x);
+            let Moments { mean, scale } = self.moments(x);
             for ((y, x), (weight, bias)) in y.iter_mut().zip(x).zip(weight.iter().zip(bias)) {
                 *y = (x - mean) * scale * weight + bias;
             }
@@ -65,13 +71,13 @@ impl LayerNorm {
     }
 
     /// Returns the gradients of `x`, and of the weight and the bias.
-    fn backward<T: LayerElement>(&self, inputs: [&[T]; 2], weight: &[f32]) -> (Vec<T>, Affine) {
+    fn gradients<T: LayerElement>(&self, inputs: [&[T]; 2], weight: &[f32]) -> (Vec<T>, Affine) {
         let width = weight.len();
         let zeros = || Affine { weight: vec![0.0; width], bias: vec![0.0; width] };
         let rows = Rows { inputs, width };
         let ([of_x], partials) = rows.fold(zeros, |partial, _, [x, g], [of_x]| {
             let moments = self.moments(x);
-            backward_of_row(moments, [x, g], weight, of_x);
+            moments.backward([x, g], weight, of_x);
             partial.add(moments, [x, g]);
         });
         let (weights, biases): (Vec<_>, Vec<_>) =
@@ -80,28 +86,26 @@ impl LayerNorm {
     }
 }
 
-/// Computes the gradient of a row from its moments, the row and the gradient of the output.
-#[inline(always)]
-fn backward_of_row(
-    (mean, scale): (f32, f32),
-    [x, g]: [&[f32]; 2],
-    weight: &[f32],
-    of_x: &mut [f32],
-) {
-    for ((of_x, g), weight) in of_x.iter_mut().zip(g).zip(weight) {
-        *of_x = g * weight;
-    }
-    let width = x.len() as f32;
-    let shift = sum(of_x, |g| g) / width;
-    let along = sum_of_pairs(of_x, x, |g, x| g * (x - mean)) * scale / width;
-    for (of_x, x) in of_x.iter_mut().zip(x) {
-        *of_x = (*of_x - shift - (x - mean) * scale * along) * scale;
+impl Moments {
+    /// Computes the gradient of a row from the row and the gradient of the output.
+    #[inline(always)]
+    fn backward(self, [x, g]: [&[f32]; 2], weight: &[f32], of_x: &mut [f32]) {
+        let Self { mean, scale } = self;
+        for ((of_x, g), weight) in of_x.iter_mut().zip(g).zip(weight) {
+            *of_x = g * weight;
+        }
+        let width = x.len() as f32;
+        let shift = sum(of_x, |g| g) / width;
+        let along = sum_of_pairs(of_x, x, |g, x| g * (x - mean)) * scale / width;
+        for (of_x, x) in of_x.iter_mut().zip(x) {
+            *of_x = (*of_x - shift - (x - mean) * scale * along) * scale;
+        }
     }
 }
 
 impl Affine {
     #[inline(always)]
-    fn add(&mut self, (mean, scale): (f32, f32), [x, g]: [&[f32]; 2]) {
+    fn add(&mut self, Moments { mean, scale }: Moments, [x, g]: [&[f32]; 2]) {
         let of = self.weight.iter_mut().zip(&mut self.bias);
         for ((of_weight, of_bias), (x, g)) in of.zip(x.iter().zip(g)) {
             *of_weight += g * ((x - mean) * scale);
@@ -110,45 +114,29 @@ impl Affine {
     }
 }
 
-impl CustomOp3 for LayerNorm {
+impl Layer<3> for LayerNorm {
     fn name(&self) -> &'static str {
         LAYER_NORM
     }
 
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        x_layout: &Layout,
-        weight: &CpuStorage,
-        weight_layout: &Layout,
-        bias: &CpuStorage,
-        bias_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let weight = wide(LAYER_NORM, weight, weight_layout)?;
-        let bias = wide(LAYER_NORM, bias, bias_layout)?;
+    fn forward(&self, [x, weight, bias]: [LayerInput<'_>; 3]) -> Result<(CpuStorage, Shape)> {
+        let weight = weight.wide(LAYER_NORM)?;
+        let bias = bias.wide(LAYER_NORM)?;
         with_element!(x.dtype(), LAYER_NORM, T => {
-            let y = self.forward(elements::<T>(x, x_layout)?, &weight, &bias);
-            Ok((T::to_cpu_storage_owned(y), x_layout.shape().clone()))
+            output(self.rows(x.elements::<T>()?, &weight, &bias), x.dims())
         })
     }
 
-    fn bwd(
+    fn backward(
         &self,
-        x: &Tensor,
-        weight: &Tensor,
-        bias: &Tensor,
-        _y: &Tensor,
-        g: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let g = g.detach().contiguous()?;
-        let lent = LentTensor::of(x);
-        let lent_weight = LentTensor::of(weight);
-        let lent_g = LentTensor::of(&g);
+        [x, weight, bias]: [LayerInput<'_>; 3],
+        g: LayerInput<'_>,
+    ) -> Result<Gradients<3>> {
         with_element!(x.dtype(), LAYER_NORM, T => {
-            let inputs = [lent.elements::<T>()?, lent_g.elements::<T>()?];
-            let (of_x, of) = self.backward(inputs, &lent_weight.wide(LAYER_NORM)?);
+            let inputs = [x.elements::<T>()?, g.elements()?];
+            let (of_x, of) = self.gradients(inputs, &weight.wide(LAYER_NORM)?);
             let of_weight = weight_gradient(weight, of.weight)?;
-            Ok((gradient(x, of_x)?, of_weight, weight_gradient(bias, of.bias)?))
+            Ok([gradient(x, of_x)?, of_weight, weight_gradient(bias, of.bias)?])
         })
     }
 }
@@ -162,11 +150,11 @@ impl CustomOp3 for LayerNorm {
 /// If `weight` is not of one dim as long as the last of `x`, or a dtype is not f32, bf16 or f16.
 pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
     check_dtypes(RMS_NORM, &[x, weight])?;
-    check_weight(RMS_NORM, x, ("weight", weight))?;
+    check_weight(RMS_NORM, x, "weight", weight)?;
     if !x.device().is_cpu() {
         return composed::rms_norm(x, weight, eps);
     }
-    x.contiguous()?.apply_op2(&weight.contiguous()?, RmsNormOp { eps: narrow(eps) })
+    x.contiguous()?.apply_op2(&weight.contiguous()?, LayerOp(RmsNormOp { eps: narrow(eps) }))
 }
 
 struct RmsNormOp {
@@ -180,7 +168,7 @@ impl RmsNormOp {
         1.0 / (sum(x, |x| x * x) / x.len() as f32 + self.eps).sqrt()
     }
 
-    fn forward<T: LayerElement>(&self, x: &[T], weight: &[f32]) -> Vec<T> {
+    fn rows<T: LayerElement>(&self, x: &[T], weight: &[f32]) -> Vec<T> {
         let rows = Rows { inputs: [x], width: weight.len() };
         let [y] = rows.map(|_, [x], [y]| {
             let scale = self.scale(x);
@@ -192,7 +180,7 @@ impl RmsNormOp {
     }
 
     /// Returns the gradients of `x` and of the weight.
-    fn backward<T: LayerElement>(&self, inputs: [&[T]; 2], weight: &[f32]) -> (Vec<T>, Vec<f32>) {
+    fn gradients<T: LayerElement>(&self, inputs: [&[T]; 2], weight: &[f32]) -> (Vec<T>, Vec<f32>) {
         let width = weight.len();
         let zeros = || vec![0.0; width];
         let rows = Rows { inputs, width };
@@ -212,40 +200,27 @@ impl RmsNormOp {
     }
 }
 
-impl CustomOp2 for RmsNormOp {
+impl Layer<2> for RmsNormOp {
     fn name(&self) -> &'static str {
         RMS_NORM
     }
 
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        x_layout: &Layout,
-        weight: &CpuStorage,
-        weight_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let weight = wide(RMS_NORM, weight, weight_layout)?;
+    fn forward(&self, [x, weight]: [LayerInput<'_>; 2]) -> Result<(CpuStorage, Shape)> {
+        let weight = weight.wide(RMS_NORM)?;
         with_element!(x.dtype(), RMS_NORM, T => {
-            let y = self.forward(elements::<T>(x, x_layout)?, &weight);
-            Ok((T::to_cpu_storage_owned(y), x_layout.shape().clone()))
+            output(self.rows(x.elements::<T>()?, &weight), x.dims())
         })
     }
 
-    fn bwd(
+    fn backward(
         &self,
-        x: &Tensor,
-        weight: &Tensor,
-        _y: &Tensor,
-        g: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let g = g.detach().contiguous()?;
-        let lent = LentTensor::of(x);
-        let lent_weight = LentTensor::of(weight);
-        let lent_g = LentTensor::of(&g);
+        [x, weight]: [LayerInput<'_>; 2],
+        g: LayerInput<'_>,
+    ) -> Result<Gradients<2>> {
         with_element!(x.dtype(), RMS_NORM, T => {
-            let inputs = [lent.elements::<T>()?, lent_g.elements::<T>()?];
-            let (of_x, of_weight) = self.backward(inputs, &lent_weight.wide(RMS_NORM)?);
-            Ok((gradient(x, of_x)?, weight_gradient(weight, of_weight)?))
+            let inputs = [x.elements::<T>()?, g.elements()?];
+            let (of_x, of_weight) = self.gradients(inputs, &weight.wide(RMS_NORM)?);
+            Ok([gradient(x, of_x)?, weight_gradient(weight, of_weight)?])
         })
     }
 }

@@ -1,16 +1,14 @@
 //! Rotary position embeddings.
 
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, WithDType, bail};
+use candle_core::{CpuStorage, Result, Shape, Tensor, bail};
 
 use super::composed;
-use super::element::{
-    LayerElement, LentTensor, check_dtypes, elements, gradient, wide, with_element,
-};
+use super::element::{LayerElement, LayerInput, check_dtypes, gradient, with_element};
+use super::layer::{Gradients, Layer, LayerOp, output};
 use super::rows::Rows;
 
 /// Rotates pairs of elements of `x`, `[..., length, heads, dim]`, by an angle that depends on
-/// position and pair. RopePairs have the layout of Llama and GPT-NeoX. The first `2 * pairs`
+/// position and pair. Pairs have the layout of Llama and GPT-NeoX. The first `2 * pairs`
 /// elements of a row form two halves, and a pair is two elements at the same place in both. The
 /// rest of a row, which partial rotary embeddings have, passes unchanged.
 ///
@@ -67,7 +65,7 @@ fn apply([x, cos, sin]: [&Tensor; 3], op: RopeOp) -> Result<Tensor> {
     if !x.device().is_cpu() {
         return (op.composed)(x, cos, sin);
     }
-    x.contiguous()?.apply_op3(&cos.contiguous()?, &sin.contiguous()?, op)
+    x.contiguous()?.apply_op3(&cos.contiguous()?, &sin.contiguous()?, LayerOp(op))
 }
 
 fn check_shapes(op: &str, [x, cos, sin]: [&Tensor; 3]) -> Result<()> {
@@ -136,50 +134,32 @@ fn rotate_neighbours(x: &[f32], y: &mut [f32], Angles { cos, sin, sign }: &Angle
     }
 }
 
-impl CustomOp3 for RopeOp {
+impl Layer<3> for RopeOp {
     fn name(&self) -> &'static str {
         self.name
     }
 
-    fn cpu_fwd(
-        &self,
-        x: &CpuStorage,
-        x_layout: &Layout,
-        cos: &CpuStorage,
-        cos_layout: &Layout,
-        sin: &CpuStorage,
-        sin_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let cos = wide(self.name, cos, cos_layout)?;
-        let sin = wide(self.name, sin, sin_layout)?;
+    fn forward(&self, [x, cos, sin]: [LayerInput<'_>; 3]) -> Result<(CpuStorage, Shape)> {
+        let dims = [x, cos].map(LayerInput::dims);
+        let [cos, sin] = [cos.wide(self.name)?, sin.wide(self.name)?];
         let angles = Angles { cos: &cos, sin: &sin, sign: 1.0 };
-        let dims = [x_layout.dims(), cos_layout.dims()];
         with_element!(x.dtype(), self.name, T => {
-            let y = self.rotate(elements::<T>(x, x_layout)?, dims, &angles);
-            Ok((T::to_cpu_storage_owned(y), x_layout.shape().clone()))
+            output(self.rotate(x.elements::<T>()?, dims, &angles), x.dims())
         })
     }
 
     /// Rotates the gradient back.
-    fn bwd(
+    fn backward(
         &self,
-        x: &Tensor,
-        tables: &Tensor,
-        sin: &Tensor,
-        _y: &Tensor,
-        g: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let g = g.detach().contiguous()?;
-        let lent_g = LentTensor::of(&g);
-        let lent_cos = LentTensor::of(tables);
-        let lent_sin = LentTensor::of(sin);
-        let cos = lent_cos.wide(self.name)?;
-        let sin = lent_sin.wide(self.name)?;
+        [x, cos, sin]: [LayerInput<'_>; 3],
+        g: LayerInput<'_>,
+    ) -> Result<Gradients<3>> {
+        let dims = [x, cos].map(LayerInput::dims);
+        let [cos, sin] = [cos.wide(self.name)?, sin.wide(self.name)?];
         let angles = Angles { cos: &cos, sin: &sin, sign: -1.0 };
-        let dims = [x, tables].map(Tensor::dims);
         with_element!(g.dtype(), self.name, T => {
-            let of_x = self.rotate(lent_g.elements::<T>()?, dims, &angles);
-            Ok((gradient(x, of_x)?, None, None))
+            let of_x = self.rotate(g.elements::<T>()?, dims, &angles);
+            Ok([gradient(x, of_x)?, None, None])
         })
     }
 }

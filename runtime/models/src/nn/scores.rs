@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, WithDType, bail};
+use candle_core::{CpuStorage, DType, Layout, Result, Shape, Tensor, bail};
 
 use super::activations::{Cap, exp};
 use super::composed;
 use super::element::{
-    LayerElement, LentTensor, check_dtypes, elements, gradient, last_dim, narrow, with_element,
+    LayerElement, LayerInput, LentTensor, check_dtypes, gradient, last_dim, narrow, with_element,
 };
+use super::layer::{Gradients, Layer, LayerOp, output};
 use super::rows::{Rows, max, sum, sum_of_pairs};
 
 const NAME: &str = "softmax";
@@ -85,7 +85,7 @@ pub fn softmax_of_scores(products: &Tensor, scores: &Scores<'_>) -> Result<Tenso
     if !products.device().is_cpu() {
         return composed::softmax_of_scores(products, scores);
     }
-    products.contiguous()?.apply_op1(Softmax::new(NAME, products.dims(), scores)?)
+    products.contiguous()?.apply_op1(LayerOp(Softmax::new(NAME, products.dims(), scores)?))
 }
 
 fn check_causal(op: &str, mask: &str, scores: &[usize]) -> Result<()> {
@@ -170,7 +170,7 @@ impl Softmax {
             Hidden::Added(mask) => Some(LentTensor::of(mask)),
             _ => None,
         };
-        let added = lent.as_ref().map(LentTensor::all).transpose()?;
+        let added = lent.as_ref().map(|lent| lent.input()?.all()).transpose()?;
         Ok(kernel(&SoftmaxKernel { op: self, width, added }))
     }
 }
@@ -308,28 +308,24 @@ fn start_of_row(layout: &Layout, row: usize) -> usize {
     start
 }
 
-impl CustomOp1 for Softmax {
+impl Layer<1> for Softmax {
     fn name(&self) -> &'static str {
         NAME
     }
 
-    fn cpu_fwd(&self, scores: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let width = layout.dims().last().copied().unwrap_or_default();
-        with_element!(scores.dtype(), NAME, T => {
-            let scores = elements::<T>(scores, layout)?;
-            let shares = self.run(width, |kernel| kernel.forward(scores))?;
-            Ok((T::to_cpu_storage_owned(shares), layout.shape().clone()))
+    fn forward(&self, [products]: [LayerInput<'_>; 1]) -> Result<(CpuStorage, Shape)> {
+        let width = products.dims().last().copied().unwrap_or_default();
+        with_element!(products.dtype(), NAME, T => {
+            let values = products.elements::<T>()?;
+            output(self.run(width, |kernel| kernel.forward(values))?, products.dims())
         })
     }
 
-    fn bwd(&self, scores: &Tensor, _shares: &Tensor, g: &Tensor) -> Result<Option<Tensor>> {
-        let g = g.detach().contiguous()?;
-        let lent = LentTensor::of(scores);
-        let lent_g = LentTensor::of(&g);
-        let width = last_dim(NAME, scores)?;
-        with_element!(scores.dtype(), NAME, T => {
-            let inputs = [lent.elements::<T>()?, lent_g.elements::<T>()?];
-            gradient(scores, self.run(width, |kernel| kernel.backward(inputs))?)
+    fn backward(&self, [products]: [LayerInput<'_>; 1], g: LayerInput<'_>) -> Result<Gradients<1>> {
+        let width = products.dims().last().copied().unwrap_or_default();
+        with_element!(products.dtype(), NAME, T => {
+            let inputs = [products.elements::<T>()?, g.elements()?];
+            Ok([gradient(products, self.run(width, |kernel| kernel.backward(inputs))?)?])
         })
     }
 }

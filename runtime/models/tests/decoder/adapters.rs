@@ -1,4 +1,5 @@
-//! Adapters of each family: they alone are trained, as on whole parameters, and they are those of PEFT.
+//! Adapters of each family: they alone are trained, as on whole parameters, and they are those of
+//! PEFT.
 
 use std::collections::BTreeMap;
 use std::path::Path;

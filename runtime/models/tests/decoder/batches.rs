@@ -30,7 +30,8 @@ fn folders(path: &str) -> Vec<PathBuf> {
     folders
 }
 
-/// Tokens and labels, `[steps, sequences, length]`, and those that are held out, `[sequences, length]`.
+/// Tokens and labels, `[steps, sequences, length]`, and those that are held out, `[sequences,
+/// length]`.
 pub(crate) struct Batches {
     pub(crate) training: [Tensor; 2],
     pub(crate) held_out: [Tensor; 2],
@@ -46,11 +47,14 @@ impl Batches {
         Self { training: pair(""), held_out: pair("eval_") }
     }
 
-    /// The sequences of a microbatch: a block for each rank, in which each microbatch has a block.
+    /// Returns the sequences of a microbatch. Each rank has a block, and in it each microbatch.
     pub(crate) fn of_microbatch(
         &self,
-        (step, rank, microbatch): (usize, Rank, usize),
-        (mesh, microbatches): (Mesh, usize),
+        step: usize,
+        rank: Rank,
+        microbatch: usize,
+        mesh: Mesh,
+        microbatches: usize,
     ) -> [Tensor; 2] {
         let row = self.training.each_ref().map(|all| all.get(step).expect("a step"));
         let blocks = mesh.world_size() * microbatches;

@@ -1,5 +1,5 @@
-//! Decoders on meshes: against runs of transformers, against stock candle on whole parameters, and with
-//! adapters.
+//! Decoders on meshes: against runs of transformers, against stock candle on whole parameters, and
+//! with adapters.
 
 mod adapters;
 mod batches;

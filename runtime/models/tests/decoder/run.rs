@@ -146,8 +146,8 @@ impl Run {
         let microbatches = self.microbatches;
         let mut step = model.begin_step(StepOptions::microbatches(microbatches))?;
         for microbatch in 0..microbatches {
-            let place = (number, rank, microbatch);
-            let [tokens, labels] = batches.of_microbatch(place, (self.mesh, microbatches));
+            let [tokens, labels] =
+                batches.of_microbatch(number, rank, microbatch, self.mesh, microbatches);
             let pass = Pass::new(step.microbatch()?)?;
             let loss = self.decoder.loss(&pass, &tokens, &labels)?;
             pass.backward_sum(&loss.sum, loss.count)?;

@@ -1,4 +1,5 @@
-//! Whole parameters that train without the runtime, by a Llama of candle's own ops, or by a decoder.
+//! Whole parameters that train without the runtime, by a Llama of candle's own ops, or by a
+//! decoder.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! Models of other kinds than the golden ones, which the tests make, against stock candle on whole parameters.
+//! Models of other kinds than the golden ones, which the tests make, against stock candle on whole
+//! parameters.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -88,21 +89,23 @@ pub(crate) fn close(got: &Numbers, want: &Numbers) {
 }
 
 /// Trains sharded and unsharded. Returns the sharded numbers.
-fn compare(model: Decoder, folder: &Path, mesh: (&str, usize)) -> Numbers {
-    compare_on(&Batches::read(&golden("padded")), model, (folder, mesh))
+fn compare(model: Decoder, folder: &Path, mesh: &str, microbatches: usize) -> Numbers {
+    compare_on(&Batches::read(&golden("padded")), model, folder, mesh, microbatches)
 }
 
 fn compare_on(
     batches: &Batches,
     model: Decoder,
-    (folder, mesh): (&Path, (&str, usize)),
+    folder: &Path,
+    mesh: &str,
+    microbatches: usize,
 ) -> Numbers {
     let want = Stock::read(&model, folder, Arithmetic::Stock).train(batches, STEPS);
     let run = |decoder: Decoder| Run {
         decoder,
         model: folder.to_owned(),
-        mesh: mesh.0.parse::<Mesh>().expect("a mesh"),
-        microbatches: mesh.1,
+        mesh: mesh.parse::<Mesh>().expect("a mesh"),
+        microbatches,
         steps: STEPS,
         recipe: Recipe::AdamW,
     };
@@ -113,30 +116,30 @@ fn compare_on(
     got
 }
 
-fn check(changes: &Value, written: Written, mesh: (&str, usize)) {
+fn check(changes: &Value, written: Written, mesh: &str, microbatches: usize) {
     let folder = TempDir::new().expect("a folder");
     write(folder.path(), &config(changes), written);
-    let Numbers { losses, .. } = compare(decoder(folder.path()), folder.path(), mesh);
+    let Numbers { losses, .. } = compare(decoder(folder.path()), folder.path(), mesh, microbatches);
     assert!(losses[STEPS - 1] < losses[0], "it learns: {losses:?}");
 }
 
 #[test]
 fn tied_embeddings_and_as_many_heads_for_keys() {
     let changes = json!({ "tie_word_embeddings": true, "num_key_value_heads": 4 });
-    check(&changes, Written::Whole(DType::F32), ("2x2", 1));
+    check(&changes, Written::Whole(DType::F32), "2x2", 1);
 }
 
 #[test]
 fn bf16_in_several_files_another_theta_and_one_head_for_keys() {
     let changes =
         json!({ "rope_parameters": { "rope_theta": 500_000.0 }, "num_key_value_heads": 1 });
-    check(&changes, Written::Spread(DType::BF16), ("2x3", 2));
+    check(&changes, Written::Spread(DType::BF16), "2x3", 2);
 }
 
 #[test]
 fn f16_and_heads_of_another_width() {
     let changes = json!({ "head_dim": 6, "rope_theta": 100.0 });
-    check(&changes, Written::Whole(DType::F16), ("4x1", 1));
+    check(&changes, Written::Whole(DType::F16), "4x1", 1);
 }
 
 #[test]
@@ -152,7 +155,7 @@ fn a_rank_without_a_label_that_counts_has_weight_0() {
         let parts: Result<Vec<_>, _> = parts.into_iter().collect();
         *labels = Tensor::cat(&parts.expect("24 sequences"), dim).expect("as before");
     }
-    compare_on(&batches, decoder(folder.path()), (folder.path(), ("2x2", 2)));
+    compare_on(&batches, decoder(folder.path()), folder.path(), "2x2", 2);
 }
 
 #[test]
@@ -173,7 +176,7 @@ fn adapters_train_and_the_rest_is_frozen() {
         let gathers = plan.expect("a plan").gathers().to_vec();
         assert_eq!(gathers.iter().filter(backward(UnitId::new(0))).count(), 0);
         assert_eq!(gathers.iter().filter(backward(UnitId::new(1))).count(), 1);
-        let numbers = compare(model, folder.path(), ("2x2", 1));
+        let numbers = compare(model, folder.path(), "2x2", 1);
         let names: Vec<_> = numbers.first.keys().collect();
         assert_eq!(names.len(), 16, "{names:?}");
         assert!(names.iter().all(|name| name.contains("_proj.lora_")), "{names:?}");

@@ -15,7 +15,7 @@ fn ids(ids: &[u32], shape: &[usize]) -> Tensor {
 }
 
 /// The gradient of a weight, for the gradients `g` of the rows of these ids.
-fn gradient(function: Function, weight: &Var, (ids, g): (&Tensor, &Tensor)) -> Tensor {
+fn gradient(function: Function, weight: &Var, ids: &Tensor, g: &Tensor) -> Tensor {
     let y = function(ids, weight.as_tensor()).expect("rows");
     let loss = (y * g).expect("like g").sum_all().expect("a sum");
     let gradients = loss.backward().expect("gradients");
@@ -33,7 +33,7 @@ fn rows_and_their_gradients_are_those_of_candle_in_f32() {
     for (name, function) in BOTH {
         let y = function(&ids, &weight).expect("rows");
         assert_eq!((y.dims(), flat(&y)), (expected.dims(), flat(&expected)), "{name}");
-        let [got, want] = [function, of_candle].map(|it| flat(&gradient(it, &weight, (&ids, &g))));
+        let [got, want] = [function, of_candle].map(|it| flat(&gradient(it, &weight, &ids, &g)));
         assert_eq!(got, want, "{name}");
     }
 }
@@ -45,7 +45,7 @@ fn gradients_of_a_row_are_summed_in_f32() {
         let g = Tensor::from_slice(terms, (terms.len(), 1), &Device::Cpu).expect("terms");
         let g = g.to_dtype(dtype).expect("cast");
         let ids = ids(&vec![1; terms.len()], &[terms.len()]);
-        BOTH.map(|(_, function)| flat(&gradient(function, &weight, (&ids, &g)))[1])
+        BOTH.map(|(_, function)| flat(&gradient(function, &weight, &ids, &g))[1])
     };
     assert_eq!(of(DType::BF16, &[1.0; 300]), [300.0; 2]);
     assert_eq!(of(DType::F16, &[60000.0, 60000.0, -60000.0]), [60000.0; 2]);
@@ -91,13 +91,13 @@ fn a_padding_row_is_read_and_gets_no_gradient() {
         let ids = ids(&[4, 2, 4, 2, 0, 2], &[2, 3]);
         let g = noise(2, &[2, 3, 3], dtype);
         let plain = nn::embedding(&ids, &weight).expect("rows");
-        let mut expected = flat(&gradient(nn::embedding, &weight, (&ids, &g)));
+        let mut expected = flat(&gradient(nn::embedding, &weight, &ids, &g));
         expected[6..9].fill(0.0);
         let fused: Function = |ids, weight| nn::padded_embedding(ids, weight, 2);
         let composed: Function = |ids, weight| composed::padded_embedding(ids, weight, 2);
         for function in [fused, composed] {
             assert_eq!(flat(&function(&ids, &weight).expect("rows")), flat(&plain));
-            assert_eq!(flat(&gradient(function, &weight, (&ids, &g))), expected);
+            assert_eq!(flat(&gradient(function, &weight, &ids, &g)), expected);
         }
     }
     let weight = noise(1, &[5, 3], DType::F32);

@@ -188,7 +188,8 @@ fn composed_attention(inputs: &[Tensor], scores: &Scores<'_>) -> Result<Tensor> 
     composed::attention([&inputs[0], &inputs[1], &inputs[2]], scores)
 }
 
-/// The composed layers multiply matrices in the dtype that they get, and candle has no such product of bf16 on the CPU.
+/// The composed layers multiply matrices in the dtype that they get, and candle has no such product
+/// of bf16 on the CPU.
 fn products_in_f32(inputs: &[Tensor], layer: Function) -> Result<Tensor> {
     let wide: Result<Vec<Tensor>> = inputs.iter().map(|input| input.to_dtype(DType::F32)).collect();
     layer(&wide?)?.to_dtype(inputs[0].dtype())

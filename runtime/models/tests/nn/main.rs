@@ -1,10 +1,19 @@
-//! The layers of `hsdp_models::nn`: values, gradients, bits and refusals.
+//! The layers of `hsdp_models::nn`: values, gradients, bits and refusals. Also the GPT that is made
+//! of them, and models of candle-transformers, which has layers without a backward.
 
+// One config of `stock_models` has the keys of all models.
+#![recursion_limit = "512"]
+
+#[path = "../../../candle/tests/graph/common.rs"]
+mod common;
 mod composed;
+mod cut;
 mod embedding;
 mod freed;
 mod golden;
 mod layers;
 mod refusals;
 mod shapes;
+mod sharded;
+mod stock_models;
 mod threads;

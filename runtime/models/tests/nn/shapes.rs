@@ -1,4 +1,5 @@
-//! Shapes of all kinds: one to four dims, rows of one element, views, tensors without elements; and labels.
+//! Shapes of all kinds: one to four dims, rows of one element, views, tensors without elements; and
+//! labels.
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use hsdp_models::nn::{self, IGNORED, Mask, Scores, composed};

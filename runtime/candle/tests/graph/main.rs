@@ -1,0 +1,19 @@
+//! Models in candle's graph: the parameters that constructors declare, passes over units, their
+//! gradients, and collectives of the program's own.
+
+mod check_backward;
+mod common;
+mod distributed;
+mod errors;
+mod evaluation;
+mod llama;
+mod lost_gradients;
+mod order;
+mod parity;
+mod recomputed;
+mod recorded;
+mod seeds;
+mod several_dtypes;
+mod sharing;
+mod var_builder;
+mod variables;
