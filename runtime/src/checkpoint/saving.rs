@@ -253,7 +253,7 @@ impl<'a> SavedContents<'a> {
         let state = |written: &WrittenPortion| match &written.source {
             WrittenFrom::Shard { .. } => Ok(Cow::Borrowed(&[][..])),
             WrittenFrom::State { kind, parameter, range } => {
-                let state = optimizer.state(model, (kind, *parameter), range.clone())?;
+                let state = optimizer.state(model, kind, *parameter, range.clone())?;
                 Ok(state.expect("an optimizer has the tensors that it names"))
             }
         };

@@ -62,7 +62,7 @@ impl Average {
         average.fill(context, |(unit, piece), into| {
             let parameter = ParamId { unit, index: piece.param };
             if saved.takes_state(parameter) {
-                return saved.read((Self::KIND, parameter), piece.param_start, into);
+                return saved.read(Self::KIND, parameter, piece.param_start, into);
             }
             // It begins as the parameter, as the model has it after the load.
             let own =
@@ -111,7 +111,8 @@ impl Average {
     pub(crate) fn copy_to(
         &self,
         context: &Context,
-        (parameter, start): (ParamId, usize),
+        parameter: ParamId,
+        start: usize,
         into: &mut [f32],
     ) -> Result<bool, Error> {
         let ParamId { unit, index } = parameter;

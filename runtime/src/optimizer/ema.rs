@@ -199,27 +199,30 @@ impl Checkpointed for Ema {
     fn state<'a>(
         &'a self,
         model: &ShardedModel,
-        of: (&str, ParamId),
+        kind: &str,
+        parameter: ParamId,
         range: Range<usize>,
     ) -> Result<Option<Cow<'a, [f32]>>, Error> {
-        if of.0 != Average::KIND {
+        if kind != Average::KIND {
             return Ok(None);
         }
         let mut copy = hsdp_kernels::zeros(range.len())?;
-        let copied = self.copy_state(model, of, (range.start, &mut copy))?;
+        let copied = self.copy_state(model, kind, parameter, range.start, &mut copy)?;
         Ok(copied.then_some(Cow::Owned(copy)))
     }
 
     fn copy_state(
         &self,
         model: &ShardedModel,
-        (kind, parameter): (&str, ParamId),
-        (start, into): (usize, &mut [f32]),
+        kind: &str,
+        parameter: ParamId,
+        start: usize,
+        into: &mut [f32],
     ) -> Result<bool, Error> {
         if kind != Average::KIND {
             return Ok(false);
         }
-        self.average.lock().copy_to(&model.engine.context, (parameter, start), into)
+        self.average.lock().copy_to(&model.engine.context, parameter, start, into)
     }
 
     fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {

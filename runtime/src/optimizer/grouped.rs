@@ -334,7 +334,8 @@ impl<O: Rule> Checkpointed for Grouped<O> {
     fn state<'a>(
         &'a self,
         model: &ShardedModel,
-        (kind, parameter): (&str, ParamId),
+        kind: &str,
+        parameter: ParamId,
         range: Range<usize>,
     ) -> Result<Option<Cow<'a, [f32]>>, Error> {
         let Some(state) = &self.state else { return Ok(None) };
@@ -344,8 +345,10 @@ impl<O: Rule> Checkpointed for Grouped<O> {
     fn copy_state(
         &self,
         model: &ShardedModel,
-        (kind, parameter): (&str, ParamId),
-        (start, into): (usize, &mut [f32]),
+        kind: &str,
+        parameter: ParamId,
+        start: usize,
+        into: &mut [f32],
     ) -> Result<bool, Error> {
         let Some(state) = &self.state else { return Ok(false) };
         state.copy_elements(&model.engine.context, kind, parameter, start, into)
@@ -359,7 +362,7 @@ impl<O: Rule> Checkpointed for Grouped<O> {
             let site = context.site("loading", model.committed_steps());
             let mut state = self.zeros(&groups.options, &site, &|id| has.contains(&id))?;
             state.covered.read(saved);
-            state.fill(context, |kind, id, start, into| saved.read((kind, id), start, into))?;
+            state.fill(context, |kind, id, start, into| saved.read(kind, id, start, into))?;
             Ok::<_, Problem>(state)
         };
         let state = (!has.is_empty()).then(read).transpose()?;

@@ -340,7 +340,8 @@ impl Checkpointed for WholeParameters {
     fn state<'a>(
         &'a self,
         _: &ShardedModel,
-        (kind, parameter): (&str, ParamId),
+        kind: &str,
+        parameter: ParamId,
         range: Range<usize>,
     ) -> Result<Option<Cow<'a, [f32]>>, Error> {
         let held = self.held.as_ref().filter(|_| kind == self.kind);
@@ -358,7 +359,7 @@ impl Checkpointed for WholeParameters {
         let mut held = self.zeros(site, |id| has.contains(&id))?;
         held.covered.read(saved);
         for (parameter, state) in held.states.iter_mut().filter(|(_, state)| !state.is_empty()) {
-            saved.read((self.kind, *parameter), 0, state)?;
+            saved.read(self.kind, *parameter, 0, state)?;
         }
         restored.held = Some(held);
         Ok(restored)

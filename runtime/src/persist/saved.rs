@@ -136,7 +136,8 @@ impl SavedState<'_> {
     /// If the checkpoint has no such tensor, or is damaged.
     pub fn read(
         &self,
-        (kind, parameter): (&str, ParamId),
+        kind: &str,
+        parameter: ParamId,
         start: usize,
         into: &mut [f32],
     ) -> Result<(), Problem> {
