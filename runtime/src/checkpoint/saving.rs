@@ -222,8 +222,10 @@ impl MadeGeneration {
 /// failure of the save.
 pub(super) fn told(committed: Committed) -> PathBuf {
     for error in committed.left_undone {
-        hsdp_warnings::warn!(%error, "the checkpoint is saved; the part that failed is tried again with \
-                                the next");
+        hsdp_warnings::warn!(
+            %error,
+            "the checkpoint is saved; the part that failed is tried again with the next"
+        );
     }
     committed.path
 }

@@ -1,39 +1,42 @@
 //! Muon: the momentum of a matrix is orthogonalized, as a whole, by its owner.
 
 mod device;
-mod options;
 
 use hsdp_kernels::cuda::CudaError;
-use hsdp_kernels::{MatrixDType, NewtonSchulz, Threads};
+use hsdp_kernels::{MatrixDType, MomentumKind, MuonStep, NewtonSchulz, Threads};
 use hsdp_sharding::{Part, WholeMatrix, Wholes};
 
-use self::options::EXCHANGES;
-pub use self::options::{MuonOptions, RateScale};
+pub(super) use self::device::OwnerWorkspace;
 use crate::error::Error;
 use crate::optimizer::exchange::{OnOwner, Staged};
 use crate::optimizer::grouped::Grouped;
-use crate::optimizer::rule::{Rule, RuleExchange, RunState};
-use crate::optimizer::run::{DeviceRun, Run};
-use crate::optimizer::setting::{MOMENTUM_KINDS, Setting, choice};
+use crate::optimizer::interface::{DeviceRun, Run};
+use crate::optimizer::rule::{MOMENTUM_KINDS, Rule, RuleExchange, RunState, Setting, choice};
 use crate::optimizer::state::OptimizerState;
 use crate::options::allowed::Allowed;
 
-/// Muon (K. Jordan et al., 2024; Liu et al., arXiv 2502.16982) for matrices, with an f32 of state for each element of this rank's shards.
+/// Muon (K. Jordan et al., 2024; Liu et al., arXiv 2502.16982) for matrices, with an f32 of state
+/// for each element of this rank's shards.
 ///
-/// Each [matrix](hsdp_sharding::Param::as_matrices) has an owner in its shard group ([`Owners`](hsdp_sharding::Owners)). An update brings the momentum of
-/// each matrix to its owner, which orthogonalizes it, and brings the result back: one all_to_all there, and one back, over the shard
-/// group. Each replica computes the same. No parameter and no state changes before all results have come.
+/// Each [matrix](hsdp_sharding::Param::as_matrices) has an owner in its shard group
+/// ([`Owners`](hsdp_sharding::Owners)). An update sends the momentum of each matrix to its owner,
+/// which orthogonalizes it, and returns the result: one all_to_all there, and one back, over the
+/// shard group. Each replica computes the same. No parameter and no state changes before all
+/// results have arrived.
 ///
-/// A model on a device is updated there, with products by cuBLAS; the exchange goes through the host. The first update fails with
-/// [`Error::Device`] that names the library, if there is no cuBLAS.
+/// A model on a device is updated there, with products by cuBLAS; the exchange goes through the
+/// host. The first update fails with [`Error::Device`] that names the library, if there is no
+/// cuBLAS.
 ///
-/// It is for the matrices inside of a model. Embeddings, the last layer, and parameters that are no matrices have another optimizer:
+/// It is for the matrices inside of a model. Embeddings, the last layer, and parameters that are no
+/// matrices have another optimizer:
 ///
 /// ```
 /// use hsdp::prelude::*;
 /// # fn step(model: &mut ShardedModel, gradients: hsdp::Gradients) -> Result<(), hsdp::Error> {
 /// let is_matrix = |param: &Param| param.name.contains("layers") && param.as_matrices().is_some();
-/// let the_rest = |param: &Param| !(param.name.contains("layers") && param.as_matrices().is_some());
+/// let the_rest =
+///     |param: &Param| !(param.name.contains("layers") && param.as_matrices().is_some());
 /// let mut muon = hsdp::Muon::new(model, hsdp::MuonOptions::default());
 /// let mut adamw = AdamW::new(model, AdamWOptions::default());
 /// model.update_by(gradients, [(&mut muon, is_matrix), (&mut adamw, the_rest)])?;
@@ -41,6 +44,73 @@ use crate::options::allowed::Allowed;
 /// # }
 /// ```
 pub type Muon = Grouped<MuonOptions>;
+
+/// The parameters of Muon. The defaults are those of PyTorch, except the dtype of the iterations,
+/// which is bf16 there and f32 here.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MuonOptions {
+    /// The learning rate, before [`rate_scale`](Self::rate_scale).
+    pub learning_rate: f64,
+    /// The decay factor of the momentum.
+    pub momentum: f64,
+    /// Along the momentum, or one step ahead.
+    pub momentum_kind: MomentumKind,
+    /// Before the update, the parameters shrink by learning rate x weight decay.
+    pub weight_decay: f64,
+    /// The iterations that orthogonalize a matrix: in f32 or bf16.
+    pub newton_schulz: NewtonSchulz,
+    /// The factor of the learning rate that depends on the shape of a matrix.
+    pub rate_scale: RateScale,
+}
+
+/// The factor of Muon's learning rate for a matrix.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RateScale {
+    /// The root of max(1, rows / columns), as in K. Jordan's original and in PyTorch's default.
+    #[default]
+    Original,
+    /// 0.2 times the root of the larger dim, which makes updates as large as those of AdamW (Liu et
+    /// al., arXiv 2502.16982). It is PyTorch's `match_rms_adamw`.
+    MatchRmsAdamW,
+}
+
+impl RateScale {
+    #[expect(clippy::cast_precision_loss, reason = "sizes of matrices")]
+    fn of(self, matrix: &WholeMatrix) -> f64 {
+        let rows = matrix.rows as f64;
+        let columns = matrix.columns as f64;
+        match self {
+            Self::Original => (rows / columns).max(1.0).sqrt(),
+            Self::MatchRmsAdamW => 0.2 * rows.max(columns).sqrt(),
+        }
+    }
+}
+
+impl Default for MuonOptions {
+    fn default() -> Self {
+        Self {
+            learning_rate: 1e-3,
+            momentum: 0.95,
+            momentum_kind: MomentumKind::Nesterov,
+            weight_decay: 0.1,
+            newton_schulz: NewtonSchulz::default(),
+            rate_scale: RateScale::default(),
+        }
+    }
+}
+
+impl MuonOptions {
+    /// Returns an update of elements of a matrix.
+    fn of_step(&self, matrix: &WholeMatrix, clip: f32) -> MuonStep {
+        MuonStep {
+            rate: self.learning_rate * self.rate_scale.of(matrix),
+            decay: self.learning_rate * self.weight_decay,
+            momentum: self.momentum,
+            kind: self.momentum_kind,
+            clip,
+        }
+    }
+}
 
 impl Rule for MuonOptions {
     const KIND: &'static str = "muon";
@@ -84,18 +154,21 @@ impl Rule for MuonOptions {
             hsdp_kernels::muon_direction(&step, direction, momentum);
             Ok(())
         };
-        let of = (updating.context, updating.gradients.step);
         let workspace = |it: &WholeMatrix| NewtonSchulz::workspace(it.rows, it.columns);
         let fill = |values: &mut [f32]| exchange.each_sent(values, fill);
-        let values =
-            exchange.run(of, fill, workspace, |OnOwner { matrix, copies, workspace }| {
+        let values = exchange.run(
+            updating.site(),
+            fill,
+            workspace,
+            |OnOwner { matrix, copies, workspace }| {
                 if updating.updates(matrix.param) {
                     let by = options(matrix.param).newton_schulz;
                     let sizes = (matrix.rows, matrix.columns);
                     by.orthogonalize(copies, sizes, workspace, Threads::Pool);
                 }
                 Ok(())
-            })?;
+            },
+        )?;
         staged.matrices = Staged::new(values);
         Ok(())
     }
@@ -117,3 +190,6 @@ impl Rule for MuonOptions {
         device::update(self, run, state.state)
     }
 }
+
+/// The contract between Muon and its state, in a panic that cannot be.
+const EXCHANGES: &str = "Muon has matrices";
