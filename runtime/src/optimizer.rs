@@ -15,6 +15,7 @@ mod groups;
 mod interface;
 mod lion;
 mod muon;
+mod owner_workspace;
 mod rule;
 mod sgd;
 mod state;

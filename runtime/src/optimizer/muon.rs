@@ -6,7 +6,6 @@ use hsdp_kernels::cuda::CudaError;
 use hsdp_kernels::{MatrixDType, MomentumKind, MuonStep, NewtonSchulz, Threads};
 use hsdp_sharding::{Part, WholeMatrix, Wholes};
 
-pub(super) use self::device::OwnerWorkspace;
 use crate::error::Error;
 use crate::optimizer::exchange::{OnOwner, Staged};
 use crate::optimizer::grouped::Grouped;

@@ -14,7 +14,7 @@ use hsdp_sharding::{ALIGNMENT, ModelSpec, ParamId, Piece, Role, UnitId};
 use crate::error::Error;
 use crate::optimizer::exchange::{Exchange, Staged};
 use crate::optimizer::interface::Updating;
-use crate::optimizer::muon::OwnerWorkspace;
+use crate::optimizer::owner_workspace::OwnerWorkspace;
 use crate::persist::checkpointed::{Spread, StateTensor};
 use crate::persist::saved::SavedState;
 use crate::state::context::{Context, ErrorSite};
