@@ -5,7 +5,7 @@ use hsdp_kernels::Values;
 use hsdp_kernels::cuda::{CudaError, DeviceBuffer, PartOfMatrix};
 use hsdp_sharding::{ParamId, WholeMatrix};
 
-use super::{EXCHANGES, MuonOptions};
+use super::options::{EXCHANGES, MuonOptions};
 use crate::error::Error;
 use crate::optimizer::exchange::{Exchange, OnOwner};
 use crate::optimizer::interface::{DeviceRun, Updating, reborrow};
