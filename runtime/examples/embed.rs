@@ -37,7 +37,8 @@ fn train(world: World) -> Result<Vec<f64>, hsdp::Error> {
         // 3. A step: any number of microbatches, each a forward and a backward.
         let mut step = model.begin_step(StepOptions::microbatches(2))?;
         for microbatch in 0..2 {
-            train_on(batch(number * 8 + microbatch * 4 + rank), step.microbatch()?)?;
+            let (x, want) = batch(number * 8 + microbatch * 4 + rank);
+            train_on(&x, &want, step.microbatch()?)?;
         }
         // One all-reduce, one division, all ranks agree; then each updates its own shard.
         let gradients = step.finish()?;
@@ -48,7 +49,7 @@ fn train(world: World) -> Result<Vec<f64>, hsdp::Error> {
 }
 
 /// One microbatch: forward, loss, backward.
-fn train_on((x, want): (Vec<f32>, Vec<f32>), mut pass: Pass<'_>) -> Result<(), hsdp::Error> {
+fn train_on(x: &[f32], want: &[f32], mut pass: Pass<'_>) -> Result<(), hsdp::Error> {
     let [hidden, output] = UNITS;
     // 4. Forward. hsdp frees a gathered unit when you drop it.
     let w1 = pass.unshard(hidden)?;
@@ -71,7 +72,7 @@ fn train_on((x, want): (Vec<f32>, Vec<f32>), mut pass: Pass<'_>) -> Result<(), h
     let spread = back.iter().flat_map(|back| rows(&w2, 1).map(move |w| back * w[0]));
     let gate = |(spread, act): (f32, &f32)| if *act > 0.0 { spread } else { 0.0 };
     let back: Vec<f32> = spread.zip(&active).map(gate).collect();
-    pass.reduce(hidden, UnitGradients::of([outer(&back, HIDDEN, &x, INPUTS)]))?;
+    pass.reduce(hidden, UnitGradients::of([outer(&back, HIDDEN, x, INPUTS)]))?;
     pass.finish()
 }
 

@@ -223,7 +223,7 @@ impl<'a> Hashed<'a> {
         for start in (0..all).step_by(CHUNK_ELEMENTS) {
             let values = slice.values.in_f32(start..all.min(start + CHUNK_ELEMENTS));
             let bytes: &[u8] = bytemuck::cast_slice(&values);
-            let begin: _ = self.bytes;
+            let begin = self.bytes;
             self.write(bytes)?;
             let len = values.len() as u64;
             let hash = Hash::of(bytes);

@@ -126,9 +126,9 @@ mod tests {
     }
 
     /// Decides where rank 0 says this, and rank 1 sends these two words, in a model of three units.
-    fn against(own: (UnitUse, usize), words: [u64; 2]) -> Result<(usize, NextUnit), String> {
+    fn against(says: UnitUse, place: usize, words: [u64; 2]) -> Result<(usize, NextUnit), String> {
         let declared = [0, 1, 2].map(UnitId::new);
-        let gathered = [encode(own.0, own.1), [MAGIC, words[0], words[1]]].concat();
+        let gathered = [encode(says, place), [MAGIC, words[0], words[1]]].concat();
         let decided = decide(&gathered, &declared, &declared, Rank::new(0));
         decided.map_err(|error| error.to_string())
     }
@@ -153,7 +153,7 @@ mod tests {
             (own, [needs(0), 0], "unit 0 after 0 units"),
             (ends, [needs(1), 1], "unit 1 after 1 units"),
         ] {
-            let message = against(own, words).expect_err(named);
+            let message = against(own.0, own.1, words).expect_err(named);
             let expected = format!(
                 "the next unit of the forward differs between ranks: rank 1 has {named}, rank 0 has"
             );
@@ -174,10 +174,14 @@ mod tests {
     #[test]
     fn records_of_ranks_that_differ_fit() {
         let own = (UnitUse::Needs(UnitId::new(2)), 1);
-        let is_differ = |words| matches!(against(own, words), Ok((_, NextUnit::Differ(_))));
+        let is_differ =
+            |words| matches!(against(own.0, own.1, words), Ok((_, NextUnit::Differ(_))));
         assert!(is_differ([ENDS, 3]) && is_differ([ENDS, 0]) && is_differ([FIRST_UNIT + 2, 0]));
-        assert_eq!(against(own, [FIRST_UNIT + 2, 1]), Ok((1, NextUnit::Gather(UnitId::new(2)))));
-        assert_eq!(against(own, [FOLLOWS, 0]), Ok((1, NextUnit::Gather(UnitId::new(2)))));
+        assert_eq!(
+            against(own.0, own.1, [FIRST_UNIT + 2, 1]),
+            Ok((1, NextUnit::Gather(UnitId::new(2))))
+        );
+        assert_eq!(against(own.0, own.1, [FOLLOWS, 0]), Ok((1, NextUnit::Gather(UnitId::new(2)))));
     }
 
     /// Runs a microbatch of rank 0, whose program uses these units, and whose peer sends these

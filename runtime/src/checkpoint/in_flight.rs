@@ -50,8 +50,8 @@ impl Snapshot {
             match source {
                 WrittenFrom::Shard { unit, range } => copy_shard(model, *unit, range.start, into)?,
                 WrittenFrom::State { kind, parameter, range } => {
-                    let of = (*kind, *parameter);
-                    let copied = optimizer.copy_state(model, of, (range.start, into))?;
+                    let start = range.start;
+                    let copied = optimizer.copy_state(model, kind, *parameter, start, into)?;
                     debug_assert!(copied, "an optimizer has the tensors that it names");
                 }
             }

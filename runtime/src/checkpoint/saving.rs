@@ -222,8 +222,10 @@ impl MadeGeneration {
 /// failure of the save.
 pub(super) fn told(committed: Committed) -> PathBuf {
     for error in committed.left_undone {
-        hsdp_warnings::warn!(%error, "the checkpoint is saved; the part that failed is tried again with \
-                                the next");
+        hsdp_warnings::warn!(
+            %error,
+            "the checkpoint is saved; the part that failed is tried again with the next"
+        );
     }
     committed.path
 }
@@ -253,7 +255,7 @@ impl<'a> SavedContents<'a> {
         let state = |written: &WrittenPortion| match &written.source {
             WrittenFrom::Shard { .. } => Ok(Cow::Borrowed(&[][..])),
             WrittenFrom::State { kind, parameter, range } => {
-                let state = optimizer.state(model, (kind, *parameter), range.clone())?;
+                let state = optimizer.state(model, kind, *parameter, range.clone())?;
                 Ok(state.expect("an optimizer has the tensors that it names"))
             }
         };

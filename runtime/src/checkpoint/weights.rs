@@ -11,8 +11,8 @@ use super::settings::Resumed;
 use super::together::Undone;
 use crate::error::Error;
 use crate::model::ShardedModel;
+use crate::model::updates::Average;
 use crate::persist::problem::Problem;
-use crate::persist::saved::AVERAGE;
 use crate::state::control;
 
 impl Checkpoints {
@@ -128,7 +128,7 @@ fn averages(
     let path = generation.path().display();
     let mut averages = BTreeMap::new();
     for (name, tensor) in tensors.iter().filter(|(name, _)| !name.starts_with(STATE)) {
-        let average = state_tensor(AVERAGE, name);
+        let average = state_tensor(Average::KIND, name);
         let Some(TensorEntry { shape, .. }) = tensors.get(&average) else { continue };
         if *shape != tensor.shape {
             let name = average.escape_debug();

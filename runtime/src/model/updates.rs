@@ -1,13 +1,18 @@
 //! The state that the updates of a model share, and that no step needs.
 
+use std::fmt::Write as _;
 use std::sync::{Arc, Weak};
 
-use hsdp_kernels::cuda::{CudaError, DeviceBuffer, Stream};
-use hsdp_kernels::{UPDATE_BLOCK, squared_distance, squared_norm};
-use hsdp_sharding::{Piece, UnitId};
+use hsdp_kernels::cuda::{CudaError, DeviceBuffer, DeviceUpdate, PieceOfStep, Stream};
+use hsdp_kernels::{MomentumKind, SgdStep, UPDATE_BLOCK, sgd, squared_distance, squared_norm};
+use hsdp_sharding::{ParamId, Piece, Role, UnitId};
 use parking_lot::Mutex;
 
-use crate::state::context::Context;
+use crate::error::Error;
+use crate::options::allowed::Allowed;
+use crate::state::context::{Context, ErrorSite};
+use crate::state::shard::Shard;
+use crate::state::store::Store;
 
 /// The averages that updates move on, and the distance of the last update.
 #[derive(Debug, Default)]
@@ -17,41 +22,17 @@ pub(crate) struct Updates {
     pub(crate) moved: Option<Moved>,
 }
 
-/// A moving average of this rank's trainable parameters.
-pub(crate) trait MovingAverage: Send {
-    /// Writes the line that ranks compare.
-    fn write(&self, lines: &mut String);
-
-    /// Moves elements on, on the host.
-    fn update(&mut self, unit: UnitId, piece: Piece, parameters: &[f32]);
-
-    /// Moves pieces of a unit on, on a device. Waits for nothing.
-    ///
-    /// # Errors
-    /// Errors of the device.
-    fn update_on_device(
-        &mut self,
-        unit: UnitId,
-        stream: &Stream,
-        pieces: &[Piece],
-        master: &DeviceBuffer,
-    ) -> Result<(), CudaError>;
-}
-
-/// An average that updates move on, and that its owner reads.
-pub(crate) type Shared = Arc<Mutex<dyn MovingAverage>>;
-
 /// The averages of a model.
 #[derive(Debug, Default)]
 pub(crate) struct Averages {
     /// Averages that an owner may still have, in the order in which they were made.
-    all: Vec<Weak<Mutex<dyn MovingAverage>>>,
+    all: Vec<Weak<Mutex<Average>>>,
     /// Number of the last average that a program has made.
     last: u32,
 }
 
 impl Averages {
-    pub(crate) fn add(&mut self, average: &Shared) {
+    pub(crate) fn add(&mut self, average: &Arc<Mutex<Average>>) {
         self.all.push(Arc::downgrade(average));
     }
 
@@ -63,9 +44,174 @@ impl Averages {
     }
 
     /// Returns the averages that an owner still has.
-    pub(crate) fn living(&mut self) -> Vec<Shared> {
+    pub(crate) fn living(&mut self) -> Vec<Arc<Mutex<Average>>> {
         self.all.retain(|average| average.strong_count() > 0);
         self.all.iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+/// An exponential moving average, f32, in the layout of the trained part of each shard.
+#[derive(Debug)]
+pub(crate) struct Average {
+    decay: f64,
+    /// By unit.
+    values: Vec<Store>,
+}
+
+impl Average {
+    /// The name of its state in checkpoints, and in the lines that ranks compare.
+    pub(crate) const KIND: &'static str = "ema";
+
+    /// Makes an average of zeros.
+    ///
+    /// # Errors
+    /// Errors of [`Ema::new`](crate::Ema::new).
+    pub(crate) fn zeros(site: ErrorSite<'_>, decay: f64) -> Result<Self, Error> {
+        Allowed::Fraction.check(&Self::KIND, "decay", decay)?;
+        check_frozen(site.context)?;
+        let layouts = site.context.plan.layouts().iter();
+        let lens = layouts.map(|layout| layout.trainable().shard_len);
+        Ok(Self { decay, values: Store::zeros(&site, lens)? })
+    }
+
+    /// Makes an average that begins as a copy of the parameters.
+    ///
+    /// # Errors
+    /// Errors of [`Ema::new`](crate::Ema::new).
+    pub(crate) fn copy_of(context: &Context, shards: &[Shard], decay: f64) -> Result<Self, Error> {
+        let mut average = Self::zeros(context.site("Ema::new", 0), decay)?;
+        average.fill(context, |unit, piece, into| {
+            shards[unit.index()].copy_to(context, piece.shard_start, into)
+        })?;
+        Ok(average)
+    }
+
+    /// Fills the average: `read` gets the unit, the piece of this rank's shard, and its elements.
+    pub(crate) fn fill<E: From<Error>>(
+        &mut self,
+        context: &Context,
+        mut read: impl FnMut(UnitId, Piece, &mut [f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let site = context.site("loading", 0);
+        for (unit, store) in context.plan.spec().unit_ids().zip(&mut self.values) {
+            store.fill(&site, |values| {
+                let mut pieces = context.trained_pieces(unit);
+                pieces.try_for_each(|piece| read(unit, piece, &mut values[piece.shard_range()]))
+            })?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn decay(&self) -> f64 {
+        self.decay
+    }
+
+    /// Returns `average += (1 - decay) * (parameter - average)` as a step of SGD on the average,
+    /// whose gradient is `average - parameter`. The kernel rounds the rate to f32 once.
+    fn step(&self) -> SgdStep {
+        SgdStep {
+            learning_rate: 1.0 - self.decay,
+            momentum: 0.0,
+            kind: MomentumKind::Classic,
+            weight_decay: 1.0,
+            clip: -1.0,
+        }
+    }
+
+    /// Copies elements of a parameter that this rank has, from the `start`-th on, until `into` is
+    /// full. Returns `false` if the parameter is frozen.
+    ///
+    /// # Errors
+    /// Errors of a device.
+    pub(crate) fn copy_to(
+        &self,
+        context: &Context,
+        parameter: ParamId,
+        start: usize,
+        into: &mut [f32],
+    ) -> Result<bool, Error> {
+        let ParamId { unit, index } = parameter;
+        let mut pieces = context.trained_pieces(unit);
+        let Some(piece) = pieces.find(|piece| piece.param == index) else { return Ok(false) };
+        let from = piece.shard_start + start - piece.param_start;
+        self.values[unit.index()].copy_to(&context.site("saving", 0), from, into)?;
+        Ok(true)
+    }
+
+    /// Copies all averages of a unit over the parameters of this rank's shard.
+    ///
+    /// # Errors
+    /// Errors of a device.
+    pub(crate) fn copy_over(
+        &self,
+        context: &Context,
+        unit: UnitId,
+        shard: &mut [f32],
+    ) -> Result<(), Error> {
+        let site = context.site("saving", 0);
+        context.trained_pieces(unit).try_for_each(|piece| {
+            let into = &mut shard[piece.shard_range()];
+            self.values[unit.index()].copy_to(&site, piece.shard_start, into)
+        })
+    }
+
+    /// Writes the line that ranks compare.
+    pub(crate) fn write(&self, lines: &mut String) {
+        writeln!(lines, "{} decay {:?}", Self::KIND, self.decay).expect("a string takes any text");
+    }
+
+    /// Updates elements on the host, from the parameters after an update.
+    pub(crate) fn update(&mut self, unit: UnitId, piece: Piece, parameters: &[f32]) {
+        let step = self.step();
+        let average = &mut self.values[unit.index()].here_mut()[piece.shard_range()];
+        sgd(&step, average, parameters, None);
+    }
+
+    /// Updates pieces of a unit on a device. Waits for nothing.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(crate) fn update_on_device(
+        &mut self,
+        unit: UnitId,
+        stream: &Stream,
+        pieces: &[Piece],
+        master: &DeviceBuffer,
+    ) -> Result<(), CudaError> {
+        let piece = |piece: &Piece| {
+            let range = piece.shard_range();
+            PieceOfStep { state: range.start, range, step: 1 }
+        };
+        let pieces: Vec<PieceOfStep> = pieces.iter().map(piece).collect();
+        let step = self.step();
+        let parameters = self.values[unit.index()].there_mut();
+        let update = DeviceUpdate { parameters, rounded: None, gradient: master, divisor: 1.0 };
+        stream.sgd(update, &pieces, &step, None)
+    }
+}
+
+/// Refuses a unit with trainable and frozen parameters that is updated on a device, where the
+/// kernel needs an average for each parameter.
+fn check_frozen(context: &Context) -> Result<(), Error> {
+    let mut units = context.plan.spec().units().iter().zip(context.plan.layouts());
+    let mixed = units.find(|(_, layout)| {
+        let trained = layout.trainable().shard_len;
+        trained > 0 && trained < layout.shard_len()
+    });
+    match mixed.filter(|_| context.updates_on_device()) {
+        None => Ok(()),
+        Some((unit, _)) => {
+            let frozen = unit.params.iter().find(|param| param.role == Role::Frozen);
+            let frozen = frozen.map_or("", |param| &*param.name);
+            let what = format!(
+                "{}: parameter `{frozen}` is frozen, and others of unit `{}` are not: on a device \
+                 an average needs units of one kind; make a unit of the frozen parameters, or \
+                 place the model on the host",
+                Average::KIND,
+                unit.name
+            );
+            Err(Error::Options { what })
+        }
     }
 }
 

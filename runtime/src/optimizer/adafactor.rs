@@ -13,16 +13,12 @@ use hsdp_kernels::squared_norm;
 use hsdp_sharding::{Param, ParamId, UnitId};
 
 use crate::error::Error;
-use crate::optimizer::covered::Covered;
 use crate::optimizer::grouped::Grouped;
-use crate::optimizer::rule::{Rule, RuleExchange, RunState};
-use crate::optimizer::run::Run;
-use crate::optimizer::setting::Setting;
-use crate::optimizer::state::OptimizerState;
-use crate::optimizer::updating::Updating;
+use crate::optimizer::interface::{Run, Updating};
+use crate::optimizer::rule::{Rule, RuleExchange, RunState, Setting};
+use crate::optimizer::state::{Covered, OptimizerState};
 use crate::options::allowed::Allowed;
 use crate::persist::checkpointed::{Spread, StateTensor};
-use crate::state::store::zeros_in;
 
 /// Adafactor (Shazeer and Stern, arXiv 1804.04235), as PyTorch computes it.
 ///
@@ -72,8 +68,8 @@ impl AdafactorOptions {
     }
 }
 
-/// The kinds of state: of the rows and of the columns of parameters of at least two dims, and of each
-/// element of other parameters.
+/// The kinds of state: of the rows and of the columns of parameters of at least two dims, and of
+/// each element of other parameters.
 const KINDS: &[&str] = &["row_var", "col_var", "variance"];
 const ROWS: usize = 0;
 const COLUMNS: usize = 1;
@@ -181,8 +177,7 @@ fn next_factors(
         let (rows, columns) = squares.of(id)[1..].split_at(dims.all_rows());
         for (kind, sums, count) in [(ROWS, rows, dims.columns), (COLUMNS, columns, dims.rows)] {
             let now = state.kinds[kind].whole(id);
-            let moved = zeros_in(Category::Update, now.len());
-            let mut moved = moved.map_err(|error| updating.site().memory(id.unit, error))?;
+            let mut moved = updating.site().zeros(Category::Update, id.unit, now.len())?;
             moved.copy_from_slice(now);
             average_sums(&step_of(id), &mut moved, sums, count);
             next.insert((kind, id), moved);

@@ -5,13 +5,13 @@ use hsdp_kernels::cuda::CudaError;
 
 use crate::model::ShardedModel;
 use crate::optimizer::grouped::{Grouped, StateForm};
-use crate::optimizer::rule::{Rule, RunState};
-use crate::optimizer::run::{DeviceRun, Run};
-use crate::optimizer::setting::Setting;
+use crate::optimizer::interface::{DeviceRun, Run};
+use crate::optimizer::rule::{Rule, RunState, Setting};
 use crate::optimizer::state::eight_bit;
 use crate::options::allowed::Allowed;
 
-/// AdamW (Loshchilov and Hutter, arXiv 1711.05101) on this rank's shards, with two f32 of state for each element.
+/// AdamW (Loshchilov and Hutter, arXiv 1711.05101) on this rank's shards, with two f32 of state for
+/// each element.
 pub type AdamW = Grouped<AdamWOptions>;
 
 impl AdamW {
@@ -38,7 +38,8 @@ pub struct AdamWOptions {
     pub learning_rate: f64,
     /// The decay of the first and of the second moment.
     pub betas: (f64, f64),
-    /// Added to the root of the corrected second moment. It is above 0: without it an element that has had no gradient would become NaN.
+    /// Added to the root of the corrected second moment. It is above 0: without it an element that
+    /// has had no gradient would become NaN.
     pub eps: f64,
     /// Before the update, the parameters shrink by learning rate x weight decay.
     pub weight_decay: f64,

@@ -12,8 +12,7 @@ use serde_json::json;
 
 use crate::error::Error;
 use crate::model::ShardedModel;
-use crate::model::updates::Shared;
-use crate::optimizer::average::Average;
+use crate::model::updates::Average;
 use crate::persist::checkpointed::{Checkpointed, Expected, Spread, StateTensor};
 use crate::persist::problem::Problem;
 use crate::persist::saved::{SavedOptions, SavedState};
@@ -22,20 +21,24 @@ use crate::state::control;
 use crate::state::shard::Shard;
 use crate::step::engine::Engine;
 
-/// An exponential moving average of this rank's trainable parameters, f32. It begins as a copy of them.
+/// An exponential moving average of this rank's trainable parameters, f32. It begins as a copy of
+/// them.
 ///
-/// Each update of the model moves it on, whatever the optimizer, in the optimizer's pass over the parameters:
+/// Each update of the model moves it on, whatever the optimizer, in the optimizer's pass over the
+/// parameters:
 ///
 /// ```text
 /// average = average + (1 - decay) * (parameter - average)
 /// ```
 ///
-/// in f32, where `1 - decay` is computed in f64 and rounded once, as `torch.optim.swa_utils.get_ema_multi_avg_fn` does. A parameter that
-/// got no gradient takes part. A skipped step changes nothing. Nothing moves a dropped average on. It takes 4 bytes for each element of
-/// the trained part of this rank's shards; `ModelSpec::averaged` tells the plan.
+/// in f32, where `1 - decay` is computed in f64 and rounded once, as
+/// `torch.optim.swa_utils.get_ema_multi_avg_fn` does. A parameter that got no gradient takes part.
+/// A skipped step changes nothing. Nothing moves a dropped average on. It takes 4 bytes for each
+/// element of the trained part of this rank's shards; `ModelSpec::averaged` tells the plan.
 ///
 /// [`ShardedModel::with_shards`] evaluates it. A pair with the optimizer goes into a checkpoint:
-/// `checkpoints.save(&model, &(adamw, ema), &user)`, from which `hsdp checkpoint export --average` makes a folder of the averages.
+/// `checkpoints.save(&model, &(adamw, ema), &user)`, from which `hsdp checkpoint export --average`
+/// makes a folder of the averages.
 ///
 /// ```
 /// use hsdp::Ema;
@@ -59,13 +62,15 @@ pub struct Ema {
 }
 
 impl Ema {
-    /// An average of the parameters of this moment. `decay` is the fraction of the average that an update keeps; ranks compare it with the
-    /// options of optimizers. Not collective, and the same on all ranks.
+    /// An average of the parameters of this moment. `decay` is the fraction of the average that an
+    /// update keeps; ranks compare it with the options of optimizers. Not collective, and the same
+    /// on all ranks.
     ///
     /// # Errors
-    /// [`Error::Options`] if `decay` is not from 0 to below 1, or if the model is updated on a device and a unit has both trainable and
-    /// frozen parameters; [`Error::Misuse`] inside [`ShardedModel::with_shards`]; [`Error::OutOfMemory`];
-    /// [`Error::Device`](Error) if the parameters lie on a device that fails.
+    /// [`Error::Options`] if `decay` is not from 0 to below 1, or if the model is updated on a
+    /// device and a unit has both trainable and frozen parameters; [`Error::Misuse`] inside
+    /// [`ShardedModel::with_shards`]; [`Error::OutOfMemory`]; [`Error::Device`](Error) if the
+    /// parameters lie on a device that fails.
     pub fn new(model: &ShardedModel, decay: f64) -> Result<Self, Error> {
         let state = model.engine.state();
         model.engine.check_own_shards(&state, "Ema::new")?;
@@ -82,8 +87,7 @@ impl Ema {
     /// Has the updates of this model move an average on.
     fn of(model: &ShardedModel, average: Average, number: u32) -> Self {
         let average = Arc::new(Mutex::new(average));
-        let shared: Shared = Arc::<Mutex<Average>>::clone(&average);
-        model.updates.lock().averages.add(&shared);
+        model.updates.lock().averages.add(&average);
         let plan = Arc::clone(&model.engine.context.plan);
         Self { model: model.id().clone(), plan, average, number }
     }
@@ -114,17 +118,21 @@ impl Ema {
 }
 
 impl ShardedModel {
-    /// Runs `act` with the averages in place of the trainable parameters, for [`evaluation`](Self::evaluation) and
-    /// [`full_parameters`](Self::full_parameters). Frozen parameters are the model's. Afterwards the model has its own parameters again,
-    /// also after an error or a panic. Steps and checkpoints inside are refused.
+    /// Runs `act` with the averages in place of the trainable parameters, for
+    /// [`evaluation`](Self::evaluation) and [`full_parameters`](Self::full_parameters). Frozen
+    /// parameters are the model's. Afterwards the model has its own parameters again, also after an
+    /// error or a panic. Steps and checkpoints inside are refused.
     ///
-    /// Meanwhile there is a second copy of this rank's shards of units with trainable parameters, in f32 and in the compute dtype.
+    /// Meanwhile there is a second copy of this rank's shards of units with trainable parameters,
+    /// in f32 and in the compute dtype.
     ///
-    /// Not collective, but `act` may be: all ranks make the same call. A rank that is refused tells the others.
+    /// Not collective, but `act` may be: all ranks make the same call. A rank that is refused tells
+    /// the others.
     ///
     /// # Errors
-    /// [`Error::Misuse`] within a step, while its gradients exist, inside another call, or if the average is of another model;
-    /// [`Error::Kernel`] without memory for the copy; [`Error::Device`](Error) if the parameters lie on a device that fails; those of `act`.
+    /// [`Error::Misuse`] within a step, while its gradients exist, inside another call, or if the
+    /// average is of another model; [`Error::Kernel`] without memory for the copy;
+    /// [`Error::Device`](Error) if the parameters lie on a device that fails; those of `act`.
     pub fn with_shards<T, E: From<Error>>(
         &mut self,
         ema: &Ema,
@@ -167,7 +175,8 @@ impl Drop for Replaced {
     }
 }
 
-/// Its state is of kind `ema`. Where a save is not in the background, it makes a copy of the averages for as long as it writes.
+/// Its state is of kind `ema`. Where a save is not in the background, it makes a copy of the
+/// averages for as long as it writes.
 impl Checkpointed for Ema {
     fn is_of(&self, model: &ModelId) -> bool {
         self.model == *model
@@ -199,27 +208,30 @@ impl Checkpointed for Ema {
     fn state<'a>(
         &'a self,
         model: &ShardedModel,
-        of: (&str, ParamId),
+        kind: &str,
+        parameter: ParamId,
         range: Range<usize>,
     ) -> Result<Option<Cow<'a, [f32]>>, Error> {
-        if of.0 != Average::KIND {
+        if kind != Average::KIND {
             return Ok(None);
         }
         let mut copy = hsdp_kernels::zeros(range.len())?;
-        let copied = self.copy_state(model, of, (range.start, &mut copy))?;
+        let copied = self.copy_state(model, kind, parameter, range.start, &mut copy)?;
         Ok(copied.then_some(Cow::Owned(copy)))
     }
 
     fn copy_state(
         &self,
         model: &ShardedModel,
-        (kind, parameter): (&str, ParamId),
-        (start, into): (usize, &mut [f32]),
+        kind: &str,
+        parameter: ParamId,
+        start: usize,
+        into: &mut [f32],
     ) -> Result<bool, Error> {
         if kind != Average::KIND {
             return Ok(false);
         }
-        self.average.lock().copy_to(&model.engine.context, (parameter, start), into)
+        self.average.lock().copy_to(&model.engine.context, parameter, start, into)
     }
 
     fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
@@ -229,9 +241,19 @@ impl Checkpointed for Ema {
             let lacking = || Problem::lasting(format!("ema decay is {} there", now["decay"]));
             decay = saved.ok_or_else(lacking)?;
         }
-        let of = (decay, model.committed_steps());
         let shards = model.engine.state().shards.clone();
-        let average = Average::saved(&model.engine.context, of, saved, &shards)?;
+        let context = &model.engine.context;
+        let mut average = Average::zeros(context.site("loading", model.committed_steps()), decay)?;
+        average.fill(context, |unit, piece, into| {
+            let parameter = ParamId { unit, index: piece.param };
+            if saved.takes_state(parameter) {
+                return saved.read(Average::KIND, parameter, piece.param_start, into);
+            }
+            // It begins as the parameter, as the model has it after the load.
+            let own =
+                |into: &mut [f32]| shards[unit.index()].copy_to(context, piece.shard_start, into);
+            saved.read_parameter(parameter, piece.param_start, own, into)
+        })?;
         Ok(Self::of(model, average, self.number))
     }
 }

@@ -1,16 +1,16 @@
-//! The exchange of matrices between the ranks that hold their parts and their owners: one all-to-all
-//! there, and one back.
+//! The exchange of matrices between the ranks that hold their parts and their owners: one
+//! all-to-all there, and one back.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use hsdp_comm::Lent;
-use hsdp_kernels::memory::{self, Category};
+use hsdp_kernels::memory::Category;
 use hsdp_sharding::{Owners, ParamId, Part, Piece, UnitId, WholeMatrix, Wholes};
 
 use crate::error::Error;
-use crate::optimizer::updating::Updating;
-use crate::state::context::Context;
+use crate::optimizer::interface::Updating;
+use crate::state::context::{Context, ErrorSite};
 
 /// The exchange of the matrices of one optimizer, the same in every step.
 #[derive(Clone, Debug)]
@@ -18,32 +18,34 @@ pub(super) struct Exchange {
     owners: Owners,
     /// This rank's place in the shard group.
     index: usize,
-    /// The f32 of each element that go to the owner. One comes back.
+    /// Number of f32 for each element that go to the owner. One comes back.
     copies: usize,
-    /// By owner: the parts that this rank sends.
+    /// Parts that this rank sends, by owner.
     sent: Vec<Vec<Part>>,
-    /// By member: the parts that this rank receives.
+    /// Parts that this rank receives, by member.
     received: Vec<Vec<Part>>,
-    /// By unit and first element in the shard: each part that this rank sends, and the place of its first element in the buffer.
+    /// Parts that this rank sends, each with the place of its first element in the buffer, by unit
+    /// and first element in the shard.
     places: BTreeMap<(UnitId, usize), (Part, usize)>,
 }
 
 /// A matrix on its owner.
 pub(super) struct OnOwner<'a> {
     pub(super) matrix: &'a WholeMatrix,
-    /// For each copy of its elements that was sent, these elements, row-major. The first copy goes back.
+    /// The elements of each copy that was sent, row-major. The first copy goes back.
     pub(super) copies: &'a mut [f32],
     pub(super) workspace: &'a mut [f32],
 }
 
 impl Exchange {
-    /// The exchange of the matrices, or of all elements, of these parameters.
+    /// Plans the exchange of the matrices, or of all elements, of these parameters.
     ///
     /// # Errors
     /// [`Error::Plan`](Error) for a parameter that has no matrices.
     pub(super) fn of(
         context: &Context,
-        (wholes, copies): (Wholes, usize),
+        wholes: Wholes,
+        copies: usize,
         has: impl Fn(ParamId) -> bool,
     ) -> Result<Self, Error> {
         let plan = &context.plan;
@@ -56,7 +58,7 @@ impl Exchange {
         Ok(Self { owners, index, copies, sent, received, places })
     }
 
-    /// The matrix of a part.
+    /// Returns the matrix of a part.
     pub(super) fn matrix(&self, part: &Part) -> &WholeMatrix {
         &self.owners.matrices()[part.matrix]
     }
@@ -72,8 +74,8 @@ impl Exchange {
         }
     }
 
-    /// The parts in a run of elements of this rank's shard, in order: each with its range in the run, and its elements in a buffer of all
-    /// parts that this rank sends.
+    /// Returns the parts in a run of elements of this rank's shard, in order: each with its range
+    /// in the run, and its elements in a buffer of all parts that this rank sends.
     pub(super) fn within(
         &self,
         unit: UnitId,
@@ -93,23 +95,24 @@ impl Exchange {
         })
     }
 
-    /// The matrices that this rank owns.
+    /// Returns the matrices that this rank owns.
     pub(super) fn owned(&self) -> impl Iterator<Item = &WholeMatrix> {
         self.indices().map(|at| &self.owners.matrices()[at])
     }
 
-    /// The owner of each matrix, by its index in the shard group.
+    /// Returns the owner of each matrix, as its index in the shard group.
     pub(super) fn owners(&self) -> impl Iterator<Item = (&WholeMatrix, usize)> {
         let matrices = self.owners.matrices().iter().enumerate();
         matrices.map(|(at, matrix)| (matrix, self.owners.owner(at)))
     }
 
-    /// The parts that this rank sends, each with its first element in a buffer of all of them.
+    /// Returns the parts that this rank sends, each with its first element in a buffer of all of
+    /// them.
     pub(super) fn sent(&self) -> impl Iterator<Item = (&Part, usize)> {
         self.places.values().map(|(part, at)| (part, *at))
     }
 
-    /// The elements of all parts that this rank sends.
+    /// Returns the number of elements of all parts that this rank sends.
     pub(super) fn sent_len(&self) -> usize {
         total(&self.sent)
     }
@@ -119,29 +122,30 @@ impl Exchange {
         all.filter(|at| self.owners.owner(*at) == self.index)
     }
 
-    /// Brings parts to their owners, computes each matrix there, and brings the parts back. `fill` writes the copies of all parts of this
-    /// rank, as [`each_sent`](Self::each_sent) finds them, and `compute` replaces the first copy of a matrix that this rank owns, with a
-    /// workspace of as many elements as `workspace` says. Returns the new elements of the parts, in the order in which they were sent.
-    /// Collective over the shard group.
+    /// Sends parts to their owners, computes each matrix there, and receives the parts back. `fill`
+    /// writes the copies of all parts of this rank, in the order of [`each_sent`](Self::each_sent).
+    /// `compute` replaces the first copy of a matrix that this rank owns, with a workspace of
+    /// `workspace` elements. Returns the new elements of the parts, in the order in which they were
+    /// sent. Collective over the shard group.
     ///
     /// # Errors
     /// [`Error::Comm`]; [`Error::OutOfMemory`]; those of `fill` and `compute`.
     pub(super) fn run(
         &self,
-        of: (&Context, u64),
+        site: ErrorSite<'_>,
         fill: impl FnOnce(&mut [f32]) -> Result<(), Error>,
         workspace: impl Fn(&WholeMatrix) -> usize,
         mut compute: impl FnMut(OnOwner<'_>) -> Result<(), Error>,
     ) -> Result<Vec<f32>, Error> {
-        let mut values = zeros(of, self.first_unit(), self.copies * total(&self.sent))?;
+        let mut values = self.zeros(site, self.copies * total(&self.sent))?;
         fill(&mut values)?;
-        let mut owned = self.exchange(of, self.copies, (values, [&self.sent, &self.received]))?;
+        let mut owned = self.exchange(site, self.copies, values, &self.sent, &self.received)?;
         for at in self.indices() {
             let matrix = &self.owners.matrices()[at];
             let numel = matrix.numel();
             let unit = matrix.param.unit;
-            let mut copies = zeros(of, unit, self.copies * numel)?;
-            let mut room = zeros(of, unit, workspace(matrix))?;
+            let mut copies = site.zeros(Category::Update, unit, self.copies * numel)?;
+            let mut room = site.zeros(Category::Update, unit, workspace(matrix))?;
             self.each_received(at, &mut owned, |start, part| {
                 let len = part.len() / self.copies;
                 for (copy, part) in copies.chunks_mut(numel).zip(part.chunks(len)) {
@@ -155,10 +159,11 @@ impl Exchange {
             });
         }
         self.keep_first_copies(&mut owned);
-        self.exchange(of, 1, (owned, [&self.received, &self.sent]))
+        self.exchange(site, 1, owned, &self.received, &self.sent)
     }
 
-    /// Calls `fill` for the copies of each part that this rank sends, one after the other in `values`.
+    /// Calls `fill` for the copies of each part that this rank sends, one after the other in
+    /// `values`.
     ///
     /// # Errors
     /// The first one of `fill`.
@@ -178,12 +183,14 @@ impl Exchange {
 
     fn exchange(
         &self,
-        of: (&Context, u64),
+        site: ErrorSite<'_>,
         copies: usize,
-        (source, [send, receive]): (Vec<f32>, [&[Vec<Part>]; 2]),
+        source: Vec<f32>,
+        send: &[Vec<Part>],
+        receive: &[Vec<Part>],
     ) -> Result<Vec<f32>, Error> {
-        let (context, step) = of;
-        let target = zeros(of, self.first_unit(), copies * total(receive))?;
+        let ErrorSite { context, step, .. } = site;
+        let target = self.zeros(site, copies * total(receive))?;
         let counts = |all: &[Vec<Part>]| all.iter().map(|parts| copies * len(parts)).collect();
         let [send, receive] = [send, receive].map(counts);
         let tag = context.tag_of_update(self.first(), step);
@@ -195,13 +202,15 @@ impl Exchange {
         self.owners.matrices().first().map(|matrix| matrix.param)
     }
 
-    /// Returns the unit that an error of a buffer for all parts names. Without parts the buffer is
-    /// empty, and has no error.
-    fn first_unit(&self) -> UnitId {
-        self.first().map_or(UnitId::new(0), |first| first.unit)
+    /// Makes a buffer for all parts, whose error names the first one's unit. A matrix product may
+    /// start a pool of threads, whose buffers do not count in the category.
+    fn zeros(&self, site: ErrorSite<'_>, len: usize) -> Result<Vec<f32>, Error> {
+        let first = self.first().map_or(UnitId::new(0), |first| first.unit);
+        site.zeros(Category::Update, first, len)
     }
 
-    /// Calls `act` for the copies of each part of a matrix that has come, with its first element in the matrix.
+    /// Calls `act` for the received copies of each part of a matrix, with its first element in the
+    /// matrix.
     fn each_received(
         &self,
         matrix: usize,
@@ -231,7 +240,7 @@ impl Exchange {
     }
 }
 
-/// The places of parts in a buffer in which they lie one after the other.
+/// Returns the places of parts in a buffer in which they follow one another.
 fn places_of(sent: &[Vec<Part>]) -> BTreeMap<(UnitId, usize), (Part, usize)> {
     let mut at = 0;
     let place = |part: &Part| {
@@ -242,22 +251,13 @@ fn places_of(sent: &[Vec<Part>]) -> BTreeMap<(UnitId, usize), (Part, usize)> {
     sent.iter().flatten().map(place).collect()
 }
 
-/// The elements of parts.
+/// Returns the number of elements of parts.
 fn len(parts: &[Part]) -> usize {
     parts.iter().map(|part| part.shard.len()).sum()
 }
 
 fn total(parts: &[Vec<Part>]) -> usize {
     parts.iter().map(|parts| len(parts)).sum()
-}
-
-/// A buffer of an exchange, which counts as such. A matrix product may start a pool of threads, and keeps buffers that do not count.
-fn zeros((context, step): (&Context, u64), unit: UnitId, len: usize) -> Result<Vec<f32>, Error> {
-    let zeros = {
-        let _update = memory::scope(Category::Update);
-        hsdp_kernels::zeros(len)
-    };
-    zeros.map_err(|error| context.site("optimizer step", step).memory(unit, error))
 }
 
 /// New elements of the parts that this rank has sent, until the last of them is applied.

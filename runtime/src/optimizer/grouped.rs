@@ -12,22 +12,18 @@ use hsdp_sharding::{Granularity, ModelSpec, Param, ParamId, Piece};
 
 use crate::error::Error;
 use crate::model::ShardedModel;
-use crate::optimizer::covered::{Covered, StatePlaces};
 use crate::optimizer::exchange::Exchange;
-use crate::optimizer::groups::Groups;
-use crate::optimizer::interface::Optimizer;
+use crate::optimizer::groups::GroupedOptions;
+use crate::optimizer::interface::{DeviceRun, Optimizer, Run, Updating, reborrow};
 use crate::optimizer::rule::{Rule, RuleExchange, RunState};
-use crate::optimizer::run::{DeviceRun, Run, reborrow};
 use crate::optimizer::state::{
-    EIGHT_BIT_KINDS, KindOfState, OptimizerState, StagedUpdate, eight_bit_tensors,
+    Covered, EIGHT_BIT_KINDS, KindOfState, OptimizerState, StagedUpdate, StatePlaces,
+    eight_bit_tensors,
 };
-use crate::optimizer::updating::Updating;
-use crate::persist::checkpointed::Checkpointed;
-use crate::persist::checkpointed::{Expected, StateTensor};
+use crate::persist::checkpointed::{Checkpointed, Expected, StateTensor};
 use crate::persist::problem::Problem;
 use crate::persist::saved::SavedState;
-use crate::state::context::ModelId;
-use crate::state::context::{Context, ErrorSite};
+use crate::state::context::{Context, ErrorSite, ModelId};
 
 /// An optimizer for this rank's shards by a rule, whose parameters may have options by group.
 ///
@@ -37,7 +33,7 @@ use crate::state::context::{Context, ErrorSite};
 pub struct Grouped<O: Rule> {
     model: ModelId,
     form: StateForm,
-    groups: Groups<O>,
+    groups: GroupedOptions<O>,
     state: Option<OptimizerState>,
 }
 
@@ -63,19 +59,21 @@ impl<O: Rule> Grouped<O> {
         form: StateForm,
         options: O,
     ) -> Self {
-        let groups = Groups::none(model, kind, options);
+        let groups = GroupedOptions::none(model, kind, options);
         Self { model: model.id().clone(), form, groups, state: None }
     }
 
-    /// Gives a group of parameters options of its own: each trainable parameter that `has` accepts, and that is in no earlier group.
-    /// `change` gets the options of the optimizer, and returns those of the group.
+    /// Gives a group of parameters options of its own: each trainable parameter that `has` accepts,
+    /// and that is in no earlier group. `change` gets the options of the optimizer, and returns
+    /// those of the group.
     ///
     /// The ratio of the group's learning rate to that of the optimizer stays, whatever
-    /// [`set_learning_rate`](Optimizer::set_learning_rate) sets. If the optimizer's rate is 0 there is no ratio: a group that changes
-    /// the rate is then refused by the first step.
+    /// [`set_learning_rate`](Optimizer::set_learning_rate) sets. If the optimizer's rate is 0 there
+    /// is no ratio: a group that changes the rate is then refused by the first step.
     ///
-    /// All ranks make the same groups, and compare them with the other options of an update. A group has the state that the options of
-    /// the optimizer need: SGD keeps velocities only if the optimizer has momentum.
+    /// All ranks make the same groups, and compare them with the other options of an update. A
+    /// group has the state that the options of the optimizer need: SGD keeps velocities only if the
+    /// optimizer has momentum.
     ///
     /// ```
     /// use hsdp::prelude::*;
@@ -91,8 +89,9 @@ impl<O: Rule> Grouped<O> {
         Self { groups: self.groups.with(has, change), ..self }
     }
 
-    /// Sets the learning rate of a group for the next steps, by its index in the order in which groups were made. From then on
-    /// [`set_learning_rate`](Optimizer::set_learning_rate) leaves it as it is: the group has a schedule of its own.
+    /// Sets the learning rate of a group for the next steps, by its index in the order in which
+    /// groups were made. From then on [`set_learning_rate`](Optimizer::set_learning_rate) leaves it
+    /// as it is: the group has a schedule of its own.
     ///
     /// # Panics
     /// If there is no such group.
@@ -101,7 +100,7 @@ impl<O: Rule> Grouped<O> {
     }
 
     /// Returns the groups and the state, after `check`.
-    fn parts(&mut self) -> (&Groups<O>, &mut OptimizerState) {
+    fn parts(&mut self) -> (&GroupedOptions<O>, &mut OptimizerState) {
         (&self.groups, self.state.as_mut().expect("`check` has made it"))
     }
 
@@ -150,8 +149,7 @@ impl<O: Rule> Grouped<O> {
         if self.form == StateForm::EightBit {
             check_blocks(context, self.groups.kind, has)?;
         }
-        let exchange =
-            O::WHOLES.map(|wholes| Exchange::of(context, (wholes, 1), has)).transpose()?;
+        let exchange = O::WHOLES.map(|wholes| Exchange::of(context, wholes, 1, has)).transpose()?;
         let covered = Covered::of(context, has);
         let spec = context.plan.spec();
         let spread = |kind: &str, id: ParamId| {
@@ -334,7 +332,8 @@ impl<O: Rule> Checkpointed for Grouped<O> {
     fn state<'a>(
         &'a self,
         model: &ShardedModel,
-        (kind, parameter): (&str, ParamId),
+        kind: &str,
+        parameter: ParamId,
         range: Range<usize>,
     ) -> Result<Option<Cow<'a, [f32]>>, Error> {
         let Some(state) = &self.state else { return Ok(None) };
@@ -344,8 +343,10 @@ impl<O: Rule> Checkpointed for Grouped<O> {
     fn copy_state(
         &self,
         model: &ShardedModel,
-        (kind, parameter): (&str, ParamId),
-        (start, into): (usize, &mut [f32]),
+        kind: &str,
+        parameter: ParamId,
+        start: usize,
+        into: &mut [f32],
     ) -> Result<bool, Error> {
         let Some(state) = &self.state else { return Ok(false) };
         state.copy_elements(&model.engine.context, kind, parameter, start, into)
@@ -359,7 +360,7 @@ impl<O: Rule> Checkpointed for Grouped<O> {
             let site = context.site("loading", model.committed_steps());
             let mut state = self.zeros(&groups.options, &site, &|id| has.contains(&id))?;
             state.covered.read(saved);
-            state.fill(context, |kind, id, start, into| saved.read((kind, id), start, into))?;
+            state.fill(context, |kind, id, start, into| saved.read(kind, id, start, into))?;
             Ok::<_, Problem>(state)
         };
         let state = (!has.is_empty()).then(read).transpose()?;

@@ -1,4 +1,4 @@
-//! Groups of parameters, with options of their own.
+//! GroupedOptions of parameters, with options of their own.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,21 +8,20 @@ use serde_json::{Value, json};
 
 use crate::error::Error;
 use crate::model::ShardedModel;
-use crate::optimizer::options::{self, rate_of, set_rate};
-use crate::optimizer::rule::Rule;
+use crate::optimizer::rule::{self, Rule, rate_of, set_rate};
 use crate::options::digest;
 use crate::persist::saved::{RATE, SavedOptions};
 
 /// The options of an optimizer, and those of its groups.
 #[derive(Clone, Debug)]
-pub(super) struct Groups<O> {
+pub(super) struct GroupedOptions<O> {
     /// The kind of optimizer.
     pub(super) kind: &'static str,
     /// The options of parameters that are in no group.
     pub(super) options: O,
     /// The same, as the program gave them when it made the optimizer.
     made_with: O,
-    groups: Vec<Group<O>>,
+    groups: Vec<OptionsGroup<O>>,
     plan: Arc<Plan>,
     /// By unit and parameter: the index of its group. Empty as long as there is no group.
     of: Vec<Vec<Option<usize>>>,
@@ -30,7 +29,7 @@ pub(super) struct Groups<O> {
 
 /// The rule that the learning rate of a group follows.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Schedule {
+enum RateSchedule {
     /// The rate of the optimizer, times this ratio.
     Ratio(f64),
     /// The rate of the optimizer, which was 0 when the group got another one: there is no ratio.
@@ -40,18 +39,18 @@ enum Schedule {
 }
 
 #[derive(Clone, Debug)]
-struct Group<O> {
+struct OptionsGroup<O> {
     options: O,
     /// The same, as the program gave them when it made the group.
     made_with: O,
-    schedule: Schedule,
+    schedule: RateSchedule,
     /// The number of its parameters.
     parameters: usize,
     /// The digest of their names, which ranks compare.
     names: u64,
 }
 
-impl<O: Rule> Groups<O> {
+impl<O: Rule> GroupedOptions<O> {
     pub(super) fn none(model: &ShardedModel, kind: &'static str, options: O) -> Self {
         let plan = Arc::clone(&model.engine.context.plan);
         Self { kind, options, made_with: options, groups: Vec::new(), plan, of: Vec::new() }
@@ -82,7 +81,7 @@ impl<O: Rule> Groups<O> {
         let (options, schedule) = changed(self.options, change);
         let parameters = names.len();
         let names = digest::of_lines(&names);
-        let group = Group { options, made_with: options, schedule, parameters, names };
+        let group = OptionsGroup { options, made_with: options, schedule, parameters, names };
         self.groups.push(group);
         self
     }
@@ -114,17 +113,17 @@ impl<O: Rule> Groups<O> {
     }
 
     pub(super) fn check(&self) -> Result<(), Error> {
-        options::check(&self.options, &self.kind)?;
+        rule::check(&self.options, &self.kind)?;
         for (index, group) in self.groups.iter().enumerate() {
-            if group.schedule == Schedule::Undefined {
+            if group.schedule == RateSchedule::Undefined {
                 let what = format!(
-                    "{} group {index} changes the learning rate, which was 0: there is no ratio to keep; make the group of an optimizer whose \
-                     rate is above 0",
+                    "{} group {index} changes the learning rate, which was 0: there is no \
+                     ratio to keep; make the group of an optimizer whose rate is above 0",
                     self.kind
                 );
                 return Err(Error::Options { what });
             }
-            options::check(&group.options, &format_args!("{} group {index}", self.kind))?;
+            rule::check(&group.options, &format_args!("{} group {index}", self.kind))?;
         }
         Ok(())
     }
@@ -139,14 +138,14 @@ impl<O: Rule> Groups<O> {
         let found = self.groups.get_mut(group);
         let group = found.unwrap_or_else(|| panic!("group {group} of {kind}: it has {made}"));
         set_rate(&mut group.options, rate);
-        group.schedule = Schedule::Own;
+        group.schedule = RateSchedule::Own;
     }
 
     /// Sets the learning rate. That of each group keeps its ratio to it.
     pub(super) fn set_learning_rate(&mut self, rate: f64) {
         set_rate(&mut self.options, rate);
         for group in &mut self.groups {
-            if let Schedule::Ratio(ratio) = group.schedule {
+            if let RateSchedule::Ratio(ratio) = group.schedule {
                 set_rate(&mut group.options, rate * ratio);
             }
         }
@@ -156,11 +155,11 @@ impl<O: Rule> Groups<O> {
     pub(super) fn lines(&self) -> impl fmt::Display {
         fmt::from_fn(|f| {
             let kind = self.kind;
-            write!(f, "{}", options::lines(&self.options, &kind))?;
+            write!(f, "{}", rule::lines(&self.options, &kind))?;
             for (index, group) in self.groups.iter().enumerate() {
-                let Group { options, parameters, names, .. } = group;
+                let OptionsGroup { options, parameters, names, .. } = group;
                 writeln!(f, "{kind} group {index}: {parameters} parameters, names {names:#018x}")?;
-                write!(f, "{}", options::lines(options, &format_args!("{kind} group {index}")))?;
+                write!(f, "{}", rule::lines(options, &format_args!("{kind} group {index}")))?;
             }
             Ok(())
         })
@@ -171,9 +170,9 @@ impl<O: Rule> Groups<O> {
         let mut all = self.json_of(&self.options, |group| &group.options);
         for (index, group) in self.groups.iter().enumerate() {
             let ratio = match group.schedule {
-                Schedule::Ratio(ratio) => Value::from(ratio),
-                Schedule::Own => Value::Null,
-                Schedule::Undefined => continue,
+                RateSchedule::Ratio(ratio) => Value::from(ratio),
+                RateSchedule::Own => Value::Null,
+                RateSchedule::Undefined => continue,
             };
             all[GROUPS][index][RATIO] = ratio;
         }
@@ -186,12 +185,12 @@ impl<O: Rule> Groups<O> {
         self.json_of(&self.made_with, |group| &group.made_with)
     }
 
-    fn json_of(&self, options: &O, of_group: impl Fn(&Group<O>) -> &O) -> Value {
-        let mut all = options::json(options);
+    fn json_of(&self, options: &O, of_group: impl Fn(&OptionsGroup<O>) -> &O) -> Value {
+        let mut all = rule::json(options);
         if !self.groups.is_empty() {
-            let group = |group: &Group<O>| {
+            let group = |group: &OptionsGroup<O>| {
                 let parameters = group.parameters;
-                let options = options::json(of_group(group));
+                let options = rule::json(of_group(group));
                 let names = format!("{:#018x}", group.names);
                 json!({ "parameters": parameters, "names": names, "options": options })
             };
@@ -226,10 +225,10 @@ impl<O: Rule> Groups<O> {
             let rate = saved_rate(&saved["options"], &format_args!("{kind} group {index}"))?;
             let follows = rate_of(&group.options) == rate;
             group.schedule = match (saved.get(RATIO), group.schedule) {
-                (Some(ratio), _) => ratio.as_f64().map_or(Schedule::Own, Schedule::Ratio),
+                (Some(ratio), _) => ratio.as_f64().map_or(RateSchedule::Own, RateSchedule::Ratio),
                 // An older format has no ratio, and neither has a group without one.
-                (None, _) if !follows => Schedule::Own,
-                (None, Schedule::Undefined) => Schedule::Undefined,
+                (None, _) if !follows => RateSchedule::Own,
+                (None, RateSchedule::Undefined) => RateSchedule::Undefined,
                 (None, _) => schedule(rate_of(&self.made_with), rate_of(&group.made_with)),
             };
             set_rate(&mut group.options, rate);
@@ -239,12 +238,12 @@ impl<O: Rule> Groups<O> {
 
     fn take_all(&mut self, now: &Value, made_with: &Value) -> Result<(), String> {
         let kind = self.kind;
-        options::set(&mut self.made_with, made_with, &kind)?;
-        options::set(&mut self.options, now, &kind)?;
+        rule::set(&mut self.made_with, made_with, &kind)?;
+        rule::set(&mut self.options, now, &kind)?;
         for (index, group) in self.groups.iter_mut().enumerate() {
             let of = format_args!("{kind} group {index}");
-            options::set(&mut group.made_with, &made_with[GROUPS][index]["options"], &of)?;
-            options::set(&mut group.options, &now[GROUPS][index]["options"], &of)?;
+            rule::set(&mut group.made_with, &made_with[GROUPS][index]["options"], &of)?;
+            rule::set(&mut group.options, &now[GROUPS][index]["options"], &of)?;
             group.schedule = schedule(rate_of(&self.made_with), rate_of(&group.made_with));
         }
         self.take_rates(now)
@@ -257,26 +256,26 @@ const GROUPS: &str = "groups";
 const RATIO: &str = "ratio";
 
 /// Returns the schedule of a group that an optimizer of one rate made with the other.
-fn schedule(rate: f64, of_group: f64) -> Schedule {
+fn schedule(rate: f64, of_group: f64) -> RateSchedule {
     match rate == 0.0 {
-        false => Schedule::Ratio(of_group / rate),
-        true if of_group == 0.0 => Schedule::Ratio(1.0),
-        true => Schedule::Undefined,
+        false => RateSchedule::Ratio(of_group / rate),
+        true if of_group == 0.0 => RateSchedule::Ratio(1.0),
+        true => RateSchedule::Undefined,
     }
 }
 
 /// Returns the options of a group, and the schedule of its learning rate. If the rate of the
 /// optimizer is 0, `change` gets 1 instead, to see whether it changes the rate.
-fn changed<O: Rule>(mut options: O, change: impl FnOnce(O) -> O) -> (O, Schedule) {
+fn changed<O: Rule>(mut options: O, change: impl FnOnce(O) -> O) -> (O, RateSchedule) {
     let rate = rate_of(&options);
     if rate != 0.0 {
         let of_group = change(options);
         let ratio = rate_of(&of_group) / rate;
-        return (of_group, Schedule::Ratio(ratio));
+        return (of_group, RateSchedule::Ratio(ratio));
     }
     set_rate(&mut options, 1.0);
     let mut of_group = change(options);
     let is_changed = rate_of(&of_group) != 1.0;
     set_rate(&mut of_group, rate);
-    (of_group, if is_changed { Schedule::Undefined } else { Schedule::Ratio(1.0) })
+    (of_group, if is_changed { RateSchedule::Undefined } else { RateSchedule::Ratio(1.0) })
 }

@@ -4,18 +4,19 @@ use hsdp_kernels::LionStep;
 use hsdp_kernels::cuda::CudaError;
 
 use crate::optimizer::grouped::Grouped;
-use crate::optimizer::rule::{Rule, RunState};
-use crate::optimizer::run::{DeviceRun, Run};
-use crate::optimizer::setting::Setting;
+use crate::optimizer::interface::{DeviceRun, Run};
+use crate::optimizer::rule::{Rule, RunState, Setting};
 use crate::options::allowed::Allowed;
 
-/// Lion (Chen et al., arXiv 2302.06675) on this rank's shards, with an f32 of state for each element.
+/// Lion (Chen et al., arXiv 2302.06675) on this rank's shards, with an f32 of state for each
+/// element.
 pub type Lion = Grouped<LionOptions>;
 
 /// The parameters of Lion. The defaults are those of the paper.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LionOptions {
-    /// The learning rate: the distance by which each element moves in a step. The paper uses a third to a tenth of that of AdamW.
+    /// The learning rate: the distance by which each element moves in a step. The paper uses a
+    /// third to a tenth of that of AdamW.
     pub learning_rate: f64,
     /// The weight of the momentum in the direction of an update, and the decay of the momentum.
     pub betas: (f64, f64),

@@ -12,28 +12,33 @@ pub use self::options::{MuonOptions, RateScale};
 use crate::error::Error;
 use crate::optimizer::exchange::{OnOwner, Staged};
 use crate::optimizer::grouped::Grouped;
-use crate::optimizer::rule::{Rule, RuleExchange, RunState};
-use crate::optimizer::run::{DeviceRun, Run};
-use crate::optimizer::setting::{MOMENTUM_KINDS, Setting, choice};
+use crate::optimizer::interface::{DeviceRun, Run};
+use crate::optimizer::rule::{MOMENTUM_KINDS, Rule, RuleExchange, RunState, Setting, choice};
 use crate::optimizer::state::OptimizerState;
 use crate::options::allowed::Allowed;
 
-/// Muon (K. Jordan et al., 2024; Liu et al., arXiv 2502.16982) for matrices, with an f32 of state for each element of this rank's shards.
+/// Muon (K. Jordan et al., 2024; Liu et al., arXiv 2502.16982) for matrices, with an f32 of state
+/// for each element of this rank's shards.
 ///
-/// Each [matrix](hsdp_sharding::Param::as_matrices) has an owner in its shard group ([`Owners`](hsdp_sharding::Owners)). An update brings the momentum of
-/// each matrix to its owner, which orthogonalizes it, and brings the result back: one all_to_all there, and one back, over the shard
-/// group. Each replica computes the same. No parameter and no state changes before all results have come.
+/// Each [matrix](hsdp_sharding::Param::as_matrices) has an owner in its shard group
+/// ([`Owners`](hsdp_sharding::Owners)). An update sends the momentum of each matrix to its owner,
+/// which orthogonalizes it, and returns the result: one all_to_all there, and one back, over the
+/// shard group. Each replica computes the same. No parameter and no state changes before all
+/// results have arrived.
 ///
-/// A model on a device is updated there, with products by cuBLAS; the exchange goes through the host. The first update fails with
-/// [`Error::Device`] that names the library, if there is no cuBLAS.
+/// A model on a device is updated there, with products by cuBLAS; the exchange goes through the
+/// host. The first update fails with [`Error::Device`] that names the library, if there is no
+/// cuBLAS.
 ///
-/// It is for the matrices inside of a model. Embeddings, the last layer, and parameters that are no matrices have another optimizer:
+/// It is for the matrices inside of a model. Embeddings, the last layer, and parameters that are no
+/// matrices have another optimizer:
 ///
 /// ```
 /// use hsdp::prelude::*;
 /// # fn step(model: &mut ShardedModel, gradients: hsdp::Gradients) -> Result<(), hsdp::Error> {
 /// let is_matrix = |param: &Param| param.name.contains("layers") && param.as_matrices().is_some();
-/// let the_rest = |param: &Param| !(param.name.contains("layers") && param.as_matrices().is_some());
+/// let the_rest =
+///     |param: &Param| !(param.name.contains("layers") && param.as_matrices().is_some());
 /// let mut muon = hsdp::Muon::new(model, hsdp::MuonOptions::default());
 /// let mut adamw = AdamW::new(model, AdamWOptions::default());
 /// model.update_by(gradients, [(&mut muon, is_matrix), (&mut adamw, the_rest)])?;
@@ -84,18 +89,21 @@ impl Rule for MuonOptions {
             hsdp_kernels::muon_direction(&step, direction, momentum);
             Ok(())
         };
-        let of = (updating.context, updating.gradients.step);
         let workspace = |it: &WholeMatrix| NewtonSchulz::workspace(it.rows, it.columns);
         let fill = |values: &mut [f32]| exchange.each_sent(values, fill);
-        let values =
-            exchange.run(of, fill, workspace, |OnOwner { matrix, copies, workspace }| {
+        let values = exchange.run(
+            updating.site(),
+            fill,
+            workspace,
+            |OnOwner { matrix, copies, workspace }| {
                 if updating.updates(matrix.param) {
                     let by = options(matrix.param).newton_schulz;
                     let WholeMatrix { rows, columns, .. } = *matrix;
                     by.orthogonalize(copies, rows, columns, workspace, Threads::Pool);
                 }
                 Ok(())
-            })?;
+            },
+        )?;
         staged.matrices = Staged::new(values);
         Ok(())
     }

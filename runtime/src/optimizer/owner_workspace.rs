@@ -10,7 +10,8 @@ use hsdp_sharding::{DType, WholeMatrix};
 use crate::optimizer::exchange::Exchange;
 use crate::state::model_device::ModelDevice;
 
-/// The buffers of a device that an update needs, which are kept from one to the next.
+/// The buffers of a device that updates need: the parts that a rank sends, and the products of an
+/// owner.
 #[derive(Debug)]
 pub(super) struct OwnerWorkspace {
     /// Directions of this rank's parts, in the order in which they are sent.
@@ -78,15 +79,16 @@ impl Products {
         device: &ModelDevice,
         by: &NewtonSchulz,
         values: &mut [f32],
-        sizes: (usize, usize),
+        matrix: &WholeMatrix,
     ) -> Result<(), CudaError> {
-        let Self { cublas, buffers, matrix } = self;
+        let Self { cublas, buffers, matrix: on_device } = self;
         let stream = &*device.stream;
         let mut buffers = buffers.iter_mut().filter(|(dtype, _)| *dtype == by.dtype);
         let (_, buffers) = buffers.next().expect("there are buffers for all owned matrices");
-        matrix.write_part(stream, 0, Values::F32(values))?;
-        let on_device = DeviceMatrixMut { buffer: &mut *matrix, start: 0, sizes };
-        stream.orthogonalize(by, on_device, buffers, cublas)?;
-        matrix.read_back_into(stream, 0, values, device.patience)
+        on_device.write_part(stream, 0, Values::F32(values))?;
+        let sizes = (matrix.rows, matrix.columns);
+        let target = DeviceMatrixMut { buffer: &mut *on_device, start: 0, sizes };
+        stream.orthogonalize(by, target, buffers, cublas)?;
+        on_device.read_back_into(stream, 0, values, device.patience)
     }
 }

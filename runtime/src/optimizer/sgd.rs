@@ -4,9 +4,8 @@ use hsdp_kernels::cuda::CudaError;
 use hsdp_kernels::{MomentumKind, SgdStep};
 
 use crate::optimizer::grouped::Grouped;
-use crate::optimizer::rule::{Rule, RunState};
-use crate::optimizer::run::{DeviceRun, Run};
-use crate::optimizer::setting::{MOMENTUM_KINDS, Setting, choice};
+use crate::optimizer::interface::{DeviceRun, Run};
+use crate::optimizer::rule::{MOMENTUM_KINDS, Rule, RunState, Setting, choice};
 use crate::options::allowed::Allowed;
 
 /// SGD on this rank's shards. With momentum it keeps an f32 for each element, without it nothing.

@@ -1,18 +1,28 @@
-//! An update of a model by its optimizers: the checks before anything changes, and the pass.
+//! An update of a model by its optimizers: the checks before anything changes, and one pass over
+//! this rank's shards, in which each parameter is updated by its optimizer. On the host the pass
+//! goes run by run. On a device it issues one or two launches for each unit and optimizer, and does
+//! not wait.
+
+use std::ops::Range;
+use std::sync::Arc;
 
 use hsdp_comm::World;
+use hsdp_kernels::cuda::{CudaError, DeviceBuffer, DeviceUpdate};
+use hsdp_kernels::{FusedUpdate, UPDATE_BLOCK, ValuesMut, update_in_blocks};
+use hsdp_sharding::{ParamId, Piece, UnitId};
 use parking_lot::Mutex;
 
 use crate::error::Error;
 use crate::model::ShardedModel;
-use crate::model::updates::{Moved, Updates};
-use crate::optimizer::assignment::Assignment;
-use crate::optimizer::interface::{Selected, Update};
-use crate::optimizer::pass::{Pass, UnitUpdate};
+use crate::model::updates::{Average, Moved, Updates};
+use crate::optimizer::interface::{
+    Assignment, DeviceRun, Optimizer, Run, Selected, Update, Updating,
+};
 use crate::persist::checkpointed::ONE_OF_EACH_KIND;
 use crate::state::context::Context;
 use crate::state::control;
-use crate::state::shard::Shard;
+use crate::state::model_device::ModelDevice;
+use crate::state::shard::{Shard, ShardUpdate};
 use crate::step::drive::EngineState;
 use crate::step::gradients::{Gradients, Verdict};
 
@@ -45,16 +55,8 @@ impl ShardedModel {
     /// lies on a device that fails: some units are updated then, and others are not.
     pub fn update_by<const N: usize>(
         &mut self,
-        gradients: Gradients,
-        optimizers: [Selected<'_>; N],
-    ) -> Result<Update, Error> {
-        self.update_by_all(gradients, &mut { optimizers })
-    }
-
-    fn update_by_all(
-        &mut self,
         mut gradients: Gradients,
-        optimizers: &mut [Selected<'_>],
+        mut optimizers: [Selected<'_>; N],
     ) -> Result<Update, Error> {
         gradients.grad_shards.taken();
         let context = &self.engine.context;
@@ -65,29 +67,69 @@ impl ShardedModel {
             let selects = optimizers.iter().map(|(_, has)| *has);
             Ok((state, Assignment::new(context, kinds, selects)?))
         };
-        let (mut state, assignment) =
-            jointly((waiting(context, optimizers), gradients.step), begin)?;
+        let waiting = waiting(context, &optimizers);
+        let (mut state, assignment) = jointly(waiting, gradients.step, begin)?;
         let averages = self.updates.lock().averages.living();
-        let pass =
-            Pass { context, gradients: &gradients, assignment: &assignment, averages: &averages };
-        pass.run((&mut state, &self.updates), optimizers)?;
+        let pass = UpdatePass {
+            context,
+            gradients: &gradients,
+            assignment: &assignment,
+            averages: &averages,
+        };
+        pass.run(&mut state, &self.updates, &mut optimizers)?;
         state.commit(&gradients.verdict);
         Ok(match gradients.verdict {
             Verdict::Apply => Update::Applied,
             Verdict::Skip(found) => Update::Skipped(found),
         })
     }
+
+    /// Updates this rank's shards: calls `update` for each run of elements that has a gradient, in
+    /// the plan's order of units, and counts the step as committed. Not collective.
+    ///
+    /// A long piece comes as several runs, one after the other, so that each run stays in the
+    /// cache. An update must not depend on the places at which a piece is cut. If the ranks agreed
+    /// to skip the step, `update` is not called.
+    ///
+    /// # Errors
+    /// As [`update_by`](Self::update_by); [`Error::Misuse`] if the model is updated on a device.
+    pub fn update(
+        &mut self,
+        gradients: Gradients,
+        update: impl FnMut(Run<'_>),
+    ) -> Result<Update, Error> {
+        OnHost(update).step(self, gradients)
+    }
+
+    /// Updates a model on a device as [`update`](Self::update) does on the host: calls `update`
+    /// once for each unit with a parameter that has a gradient, in the plan's order. Not
+    /// collective, and waits for nothing.
+    ///
+    /// # Errors
+    /// As [`update_by`](Self::update_by); [`Error::Misuse`] if the model is updated on the host;
+    /// [`Error::Device`] with the error that `update` returned: some units are updated then, and
+    /// others are not.
+    #[cfg_attr(not(feature = "cuda"), doc(hidden))]
+    pub fn update_on_device(
+        &mut self,
+        gradients: Gradients,
+        update: impl FnMut(DeviceRun<'_>) -> Result<(), CudaError>,
+    ) -> Result<Update, Error> {
+        OnDevice(update).step(self, gradients)
+    }
 }
 
-/// The world, if other ranks wait for this one in an update by these optimizers.
+/// Returns the world, if other ranks wait for this one in an update by these optimizers.
 fn waiting<'a>(context: &'a Context, optimizers: &[Selected<'_>]) -> Option<&'a World> {
     let is_collective = optimizers.iter().any(|(optimizer, _)| optimizer.is_collective());
     is_collective.then_some(&context.world)
 }
 
-/// A part of an update before anything changes. A rank that fails in it tells the ranks that wait.
+/// Runs a part of an update before anything changes. A rank that fails notifies the ranks that
+/// wait.
 fn jointly<T>(
-    (waiting, step): (Option<&World>, u64),
+    waiting: Option<&World>,
+    step: u64,
     part: impl FnOnce() -> Result<T, Error>,
 ) -> Result<T, Error> {
     match waiting {
@@ -96,14 +138,49 @@ fn jointly<T>(
     }
 }
 
-impl Pass<'_> {
+/// An update of all shards of this rank.
+#[derive(Clone, Copy)]
+struct UpdatePass<'a> {
+    context: &'a Context,
+    gradients: &'a Gradients,
+    assignment: &'a Assignment,
+    averages: &'a [Arc<Mutex<Average>>],
+}
+
+impl<'a> UpdatePass<'a> {
+    /// Returns the update as an optimizer sees it.
+    fn updating<'b>(self, shards: &'b [Shard], index: usize) -> Updating<'b>
+    where
+        'a: 'b,
+    {
+        let Self { context, gradients, assignment, .. } = self;
+        Updating { context, gradients, assignment, shards, index }
+    }
+
+    /// Moves the averages of some elements on, to the parameters after the update.
+    fn average(self, unit: UnitId, piece: Piece, parameters: &[f32]) {
+        for average in self.averages {
+            average.lock().update(unit, piece, parameters);
+        }
+    }
+
+    fn has_gradient(self, unit: UnitId, piece: &Piece) -> bool {
+        self.gradients.grad_shards.present[unit.index()][piece.param]
+    }
+
+    /// Returns the index of the optimizer of a piece.
+    fn optimizer_of(self, unit: UnitId, piece: &Piece) -> usize {
+        self.assignment.of(self.context, ParamId { unit, index: piece.param })
+    }
+
     fn run(
         self,
-        (state, updates): (&mut EngineState, &Mutex<Updates>),
+        state: &mut EngineState,
+        updates: &Mutex<Updates>,
         optimizers: &mut [Selected<'_>],
     ) -> Result<(), Error> {
         let room = state.updated.room();
-        let lines = self.prepare((&state.shards, room), optimizers)?;
+        let lines = self.prepare(&state.shards, room, optimizers)?;
         updates.lock().moved = None;
         if self.gradients.verdict != Verdict::Apply {
             return Ok(());
@@ -129,11 +206,12 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// All that may fail before anything changes. Returns the lines of the options. A rank that
-    /// fails where others wait for it tells them.
+    /// Does all that may fail before anything changes, and returns the lines of the options. A rank
+    /// that fails notifies the ranks that wait.
     fn prepare(
         self,
-        (shards, mut lines): (&[Shard], String),
+        shards: &[Shard],
+        mut lines: String,
         optimizers: &mut [Selected<'_>],
     ) -> Result<String, Error> {
         let waiting = waiting(self.context, optimizers);
@@ -155,7 +233,7 @@ impl Pass<'_> {
             }
             Ok(lines)
         };
-        jointly((waiting, self.gradients.step), prepare)
+        jointly(waiting, self.gradients.step, prepare)
     }
 
     /// Refuses two optimizers of one kind while the model has checkpoints that may save: they could
@@ -191,4 +269,145 @@ impl Pass<'_> {
                     nor groups of parameters, or place the model on the host";
         Err(self.context.misuse("optimizer step", self.gradients.step, what.to_owned()))
     }
+}
+
+/// An update of one unit by its optimizers.
+struct UnitUpdate<'a, 'b, 'c> {
+    pass: UpdatePass<'a>,
+    unit: UnitId,
+    optimizers: &'b mut [Selected<'c>],
+    moved: Option<&'b mut Moved>,
+}
+
+impl ShardUpdate for UnitUpdate<'_, '_, '_> {
+    fn on_host(self, master: &mut [f32], mut rounded: Option<ValuesMut<'_>>, sums: &[f32]) {
+        let Self { pass, unit, optimizers, mut moved } = self;
+        for piece in pass.context.trained_pieces(unit) {
+            let range = piece.shard_range();
+            if !pass.has_gradient(unit, &piece) {
+                pass.average(unit, piece, &master[range]);
+                continue;
+            }
+            let (optimizer, _) = &mut optimizers[pass.optimizer_of(unit, &piece)];
+            let fused = FusedUpdate {
+                parameters: &mut master[range.clone()],
+                rounded: rounded.as_mut().map(|all| all.reborrow().slice(range.clone())),
+                gradient: &sums[range],
+                divisor: pass.gradients.divisor,
+            };
+            let clip = pass.gradients.clip_factor();
+            let parameter = ParamId { unit, index: piece.param };
+            let number = pass.context.number_of(parameter);
+            let clipped_apart = pass.gradients.clip_of(pass.context, parameter);
+            update_in_blocks(fused, |block, parameters, gradient| {
+                let piece = part_of(piece, block);
+                let mut on_stack;
+                let gradient = match clipped_apart {
+                    None => gradient,
+                    Some(clip) => {
+                        on_stack = [0.0; UPDATE_BLOCK];
+                        let clipped = &mut on_stack[..gradient.len()];
+                        clipped.copy_from_slice(gradient);
+                        clip.apply(clipped);
+                        clipped
+                    }
+                };
+                let mut update = |parameters: &mut [f32]| {
+                    optimizer.update(Run { unit, piece, parameters, gradient, clip });
+                };
+                match &mut moved {
+                    Some(moved) => moved.measure(number, parameters, update),
+                    None => update(parameters),
+                }
+                pass.average(unit, piece, parameters);
+            });
+        }
+    }
+
+    fn on_device(
+        self,
+        device: &ModelDevice,
+        master: &mut DeviceBuffer,
+        mut rounded: Option<&mut DeviceBuffer>,
+        sums: &DeviceBuffer,
+    ) -> Result<(), CudaError> {
+        let Self { pass, unit, optimizers, .. } = self;
+        let UpdatePass { context, gradients, averages, .. } = pass;
+        let stream = &*device.stream;
+        let mut pieces: Vec<Vec<Piece>> = vec![Vec::new(); optimizers.len()];
+        for piece in context.trained_pieces(unit).filter(|piece| pass.has_gradient(unit, piece)) {
+            pieces[pass.optimizer_of(unit, &piece)].push(piece);
+        }
+        for ((optimizer, _), pieces) in optimizers.iter_mut().zip(pieces) {
+            if pieces.is_empty() {
+                continue;
+            }
+            let update = DeviceUpdate {
+                parameters: &mut *master,
+                rounded: rounded.as_deref_mut(),
+                gradient: sums,
+                divisor: gradients.divisor,
+            };
+            let clip = gradients.clip_factor();
+            optimizer.update_on_device(DeviceRun { unit, stream, update, pieces, clip })?;
+        }
+        if averages.is_empty() {
+            return Ok(());
+        }
+        let pieces: Vec<Piece> = context.trained_pieces(unit).collect();
+        averages
+            .iter()
+            .try_for_each(|average| average.lock().update_on_device(unit, stream, &pieces, master))
+    }
+}
+
+/// A range of a piece, as a piece.
+fn part_of(piece: Piece, range: Range<usize>) -> Piece {
+    Piece {
+        param_start: piece.param_start + range.start,
+        shard_start: piece.shard_start + range.start,
+        len: range.len(),
+        ..piece
+    }
+}
+
+/// An update on the host, without options.
+struct OnHost<F>(F);
+
+impl<F: FnMut(Run<'_>)> Optimizer for OnHost<F> {
+    fn check(&mut self, updating: &Updating<'_>, _: &mut String) -> Result<(), Error> {
+        if !updating.is_on_device() {
+            return Ok(());
+        }
+        let what = "the shards of this model are updated on a device: call `update_on_device`";
+        Err(updating.misuse(what.to_owned()))
+    }
+
+    fn update(&mut self, run: Run<'_>) {
+        (self.0)(run);
+    }
+
+    fn set_learning_rate(&mut self, _: f64) {}
+}
+
+/// An update on a device, without options.
+struct OnDevice<F>(F);
+
+impl<F: FnMut(DeviceRun<'_>) -> Result<(), CudaError>> Optimizer for OnDevice<F> {
+    fn check(&mut self, updating: &Updating<'_>, _: &mut String) -> Result<(), Error> {
+        if updating.is_on_device() {
+            return Ok(());
+        }
+        Err(updating.misuse("this model is updated on the host".to_owned()))
+    }
+
+    fn update(&mut self, _: Run<'_>) {
+        unreachable!("`check` has refused it")
+    }
+
+    fn update_on_device(&mut self, run: DeviceRun<'_>) -> Result<(), CudaError> {
+        (self.0)(run)
+    }
+
+    fn set_learning_rate(&mut self, _: f64) {}
 }

@@ -5,24 +5,19 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use hsdp_checkpoint::OptimizerHead;
-use hsdp_kernels::cuda::CudaError;
-use hsdp_kernels::memory::{self, Category};
+use hsdp_kernels::memory::Category;
 use hsdp_sharding::{ModelSpec, Param, ParamId, Part, Wholes};
 use serde_json::Value;
 
 use crate::error::Error;
 use crate::model::ShardedModel;
-use crate::optimizer::covered::Covered;
 use crate::optimizer::exchange::{Exchange, OnOwner, Staged};
-use crate::optimizer::interface::{Optimizer, Update};
-use crate::optimizer::run::{DeviceRun, Run};
-use crate::optimizer::updating::Updating;
-use crate::persist::checkpointed::Checkpointed;
-use crate::persist::checkpointed::{Expected, Spread, StateTensor};
+use crate::optimizer::interface::{Optimizer, Run, Update, Updating};
+use crate::optimizer::state::Covered;
+use crate::persist::checkpointed::{Checkpointed, Expected, Spread, StateTensor};
 use crate::persist::problem::Problem;
 use crate::persist::saved::SavedState;
-use crate::state::context::ModelId;
-use crate::state::context::{Context, ErrorSite};
+use crate::state::context::{ErrorSite, ModelId};
 use crate::step::gradients::Gradients;
 
 /// A whole parameter on its owner.
@@ -38,10 +33,11 @@ pub struct Whole<'a> {
     pub state: &'a mut [f32],
 }
 
-/// The state of an optimizer that updates whole parameters, such as Shampoo: each parameter has an owner in its shard group
-/// ([`Owners`](hsdp_sharding::Owners)), which gets all of it and keeps the state. An update brings values and gradients to the owners in
-/// one all_to_all over the shard group, and new values back in another one. Each replica computes the same, so the computation must be
-/// deterministic.
+/// The state of an optimizer that updates whole parameters, such as Shampoo: each parameter has an
+/// owner in its shard group ([`Owners`](hsdp_sharding::Owners)), which gets all of it and keeps the
+/// state. An update brings values and gradients to the owners in one all_to_all over the shard
+/// group, and new values back in another one. Each replica computes the same, so the computation
+/// must be deterministic.
 ///
 /// No parameter and no state changes before all results have come.
 ///
@@ -49,7 +45,8 @@ pub struct Whole<'a> {
 /// use hsdp::prelude::*;
 /// use hsdp::{Gradients, Whole, WholeParameters};
 /// # fn step(model: &mut ShardedModel, gradients: Gradients) -> Result<(), hsdp::Error> {
-/// // Steps of the length of the rate, along the whole gradient of each parameter; the state counts them.
+/// // Steps of the length of the rate, along the whole gradient of each parameter, which the state
+/// // counts.
 /// let mut normed = WholeParameters::new(model, "normed", |_| 1);
 /// model.update_whole(gradients, &mut normed, |Whole { values, gradient, state, .. }| {
 ///     let norm = gradient.iter().map(|it| it * it).sum::<f32>().sqrt().max(1e-12);
@@ -65,11 +62,11 @@ pub struct WholeParameters {
     kind: &'static str,
     /// The elements of state of a parameter.
     len: fn(&Param) -> usize,
-    held: Option<Held>,
+    held: Option<WholeStates>,
 }
 
 #[derive(Debug)]
-struct Held {
+struct WholeStates {
     covered: Covered,
     exchange: Exchange,
     /// Tensors of the state of all owners.
@@ -96,9 +93,13 @@ impl WholeParameters {
         By { state: self, update }
     }
 
-    fn zeros(&self, site: ErrorSite<'_>, has: impl Fn(ParamId) -> bool) -> Result<Held, Error> {
+    fn zeros(
+        &self,
+        site: ErrorSite<'_>,
+        has: impl Fn(ParamId) -> bool,
+    ) -> Result<WholeStates, Error> {
         let context = site.context;
-        let exchange = Exchange::of(context, (Wholes::Parameters, COPIES), &has)?;
+        let exchange = Exchange::of(context, Wholes::Parameters, COPIES, &has)?;
         let len = |param: ParamId| (self.len)(&context.plan.spec()[param]);
         let tensors = exchange.owners().filter(|(whole, _)| len(whole.param) > 0);
         let tensors = tensors.map(|(whole, owner)| {
@@ -106,24 +107,18 @@ impl WholeParameters {
             StateTensor { kind: self.kind, parameter: whole.param, spread }
         });
         let tensors = tensors.collect();
-        let zeros = |param: ParamId| {
-            let zeros = {
-                let _optimizer = memory::scope(Category::Optimizer);
-                hsdp_kernels::zeros(len(param))
-            };
-            let failed = |error| site.memory(param.unit, error);
-            Ok((param, zeros.map_err(failed)?))
-        };
+        let zeros =
+            |param: ParamId| Ok((param, site.zeros(Category::Optimizer, param.unit, len(param))?));
         let states = exchange.owned().map(|whole| zeros(whole.param));
         let states = states.collect::<Result<_, Error>>()?;
         let covered = Covered::of(context, has);
         let staged = Staged::default();
         let staged_states = BTreeMap::new();
-        Ok(Held { covered, exchange, tensors, states, staged, staged_states })
+        Ok(WholeStates { covered, exchange, tensors, states, staged, staged_states })
     }
 }
 
-impl Held {
+impl WholeStates {
     /// Takes the state of the parameters that both have.
     ///
     /// # Errors
@@ -160,8 +155,9 @@ impl WholeParameters {
 }
 
 impl ShardedModel {
-    /// Updates whole parameters: calls `update` on the owner of each, and brings the new values back. All trainable parameters are
-    /// updated; [`WholeParameters::by`] is for some of them, beside other optimizers.
+    /// Updates whole parameters: calls `update` on the owner of each, and brings the new values
+    /// back. All trainable parameters are updated; [`WholeParameters::by`] is for some of them,
+    /// beside other optimizers.
     ///
     /// Collective over the shard group.
     ///
@@ -183,7 +179,7 @@ struct By<'a, F> {
 }
 
 impl<F> By<'_, F> {
-    fn held(&mut self) -> &mut Held {
+    fn held(&mut self) -> &mut WholeStates {
         self.state.held.as_mut().expect("`check` has made it")
     }
 }
@@ -217,8 +213,9 @@ impl<F: FnMut(Whole<'_>)> Optimizer for By<'_, F> {
             changed.take_over(held).map_err(|moved| {
                 let name = &updating.plan().spec()[moved].name;
                 let what = format!(
-                    "parameter `{name}`: another rank would own its state of {}, because the update has parameters that the \
-                     checkpoint has no state of; load it with all of its parameters",
+                    "parameter `{name}`: another rank would own its state of {}, because the \
+                     update has parameters that the checkpoint has no state of; load it with all \
+                     of its parameters",
                     state.kind
                 );
                 Error::Options { what }
@@ -232,8 +229,7 @@ impl<F: FnMut(Whole<'_>)> Optimizer for By<'_, F> {
         let Self { state, update } = self;
         let held = state.held.as_mut().expect("`check` has made it");
         (held.staged, held.staged_states) = (Staged::default(), BTreeMap::new());
-        let of = (updating.context, updating.gradients.step);
-        let mut states = copies(of, &held.states)?;
+        let mut states = copies(updating.site(), &held.states)?;
         let fill = |part: &Part, into: &mut [f32]| {
             let (values, gradient) = into.split_at_mut(part.shard.len());
             updating.parameters(part.unit, part.shard.clone(), values)?;
@@ -244,7 +240,7 @@ impl<F: FnMut(Whole<'_>)> Optimizer for By<'_, F> {
         };
         let spec = updating.plan().spec();
         let values = held.exchange.run(
-            of,
+            updating.site(),
             |values| held.exchange.each_sent(values, fill),
             |_| 0,
             |OnOwner { matrix, copies, .. }| {
@@ -270,32 +266,23 @@ impl<F: FnMut(Whole<'_>)> Optimizer for By<'_, F> {
     }
 
     fn update(&mut self, Run { unit, piece, parameters, .. }: Run<'_>) {
-        let Held { exchange, staged, .. } = self.held();
+        let WholeStates { exchange, staged, .. } = self.held();
         for (_, range, place) in exchange.within(unit, &piece) {
             parameters[range].copy_from_slice(&staged.values()[place]);
         }
         staged.applied(piece.len);
     }
 
-    fn update_on_device(&mut self, _: DeviceRun<'_>) -> Result<(), CudaError> {
-        unreachable!("an update of whole parameters on a device is refused")
-    }
-
     fn set_learning_rate(&mut self, _: f64) {}
 }
 
-/// A copy of state, for an update that may not come about.
+/// Copies state, for an update that may not be made.
 fn copies(
-    (context, step): (&Context, u64),
+    site: ErrorSite<'_>,
     states: &BTreeMap<ParamId, Vec<f32>>,
 ) -> Result<BTreeMap<ParamId, Vec<f32>>, Error> {
     let copy = |(id, state): (&ParamId, &Vec<f32>)| {
-        let zeros = {
-            let _update = memory::scope(Category::Update);
-            hsdp_kernels::zeros(state.len())
-        };
-        let failed = |error| context.site("optimizer step", step).memory(id.unit, error);
-        let mut copy = zeros.map_err(failed)?;
+        let mut copy = site.zeros(Category::Update, id.unit, state.len())?;
         copy.copy_from_slice(state);
         Ok((*id, copy))
     };
@@ -340,7 +327,8 @@ impl Checkpointed for WholeParameters {
     fn state<'a>(
         &'a self,
         _: &ShardedModel,
-        (kind, parameter): (&str, ParamId),
+        kind: &str,
+        parameter: ParamId,
         range: Range<usize>,
     ) -> Result<Option<Cow<'a, [f32]>>, Error> {
         let held = self.held.as_ref().filter(|_| kind == self.kind);
@@ -358,7 +346,7 @@ impl Checkpointed for WholeParameters {
         let mut held = self.zeros(site, |id| has.contains(&id))?;
         held.covered.read(saved);
         for (parameter, state) in held.states.iter_mut().filter(|(_, state)| !state.is_empty()) {
-            saved.read((self.kind, *parameter), 0, state)?;
+            saved.read(self.kind, *parameter, 0, state)?;
         }
         restored.held = Some(held);
         Ok(restored)

@@ -3,6 +3,8 @@
 
 use std::fmt::{self, Display};
 
+use crate::error::Error;
+
 /// The numbers that an option of an optimizer may be. Others would destroy the parameters, or mean
 /// something else in f32, in which an update computes: an update with them is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +33,17 @@ impl Allowed {
             Self::PositiveSquare => value > 0.0 && Self::Positive.allows(value * value),
             Self::Fraction => (0.0..1.0).contains(&value),
         }
+    }
+
+    /// Refuses a value of the option `name` of an optimizer or a group, `of`, that is not allowed.
+    ///
+    /// # Errors
+    /// [`Error::Options`] that names it.
+    pub(crate) fn check(self, of: &dyn Display, name: &str, value: f64) -> Result<(), Error> {
+        if self.allows(value) {
+            return Ok(());
+        }
+        Err(Error::Options { what: format!("{of} {name} {value:?}: it must be {self}") })
     }
 }
 

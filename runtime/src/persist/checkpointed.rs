@@ -39,15 +39,16 @@ pub trait Checkpointed: Sized + Send + Sync {
     /// Returns the tensors that it would read from a checkpoint.
     fn expected(&self, saved: &SavedState<'_>) -> Expected;
 
-    /// Elements of a tensor of its state, of a parameter, that this rank has: borrowed, or a copy.
-    /// `None` if it has no such tensor.
+    /// Returns elements that this rank has of a parameter's tensor of state: borrowed, or a copy.
+    /// `None` if there is no such tensor.
     ///
     /// # Errors
     /// [`Error::Device`](Error) if the state lies on a device that fails.
     fn state<'a>(
         &'a self,
         model: &ShardedModel,
-        of: (&str, ParamId),
+        kind: &str,
+        parameter: ParamId,
         range: Range<usize>,
     ) -> Result<Option<Cow<'a, [f32]>>, Error>;
 
@@ -60,10 +61,12 @@ pub trait Checkpointed: Sized + Send + Sync {
     fn copy_state(
         &self,
         model: &ShardedModel,
-        of: (&str, ParamId),
-        (start, into): (usize, &mut [f32]),
+        kind: &str,
+        parameter: ParamId,
+        start: usize,
+        into: &mut [f32],
     ) -> Result<bool, Error> {
-        let state = self.state(model, of, start..start + into.len())?;
+        let state = self.state(model, kind, parameter, start..start + into.len())?;
         Ok(state.map(|state| copy_part(&state, 0, into)).is_some())
     }
 
@@ -124,23 +127,26 @@ impl<A: Checkpointed, B: Checkpointed> Checkpointed for (A, B) {
     fn state<'a>(
         &'a self,
         model: &ShardedModel,
-        of: (&str, ParamId),
+        kind: &str,
+        parameter: ParamId,
         range: Range<usize>,
     ) -> Result<Option<Cow<'a, [f32]>>, Error> {
-        match self.0.state(model, of, range.clone())? {
+        match self.0.state(model, kind, parameter, range.clone())? {
             Some(state) => Ok(Some(state)),
-            None => self.1.state(model, of, range),
+            None => self.1.state(model, kind, parameter, range),
         }
     }
 
     fn copy_state(
         &self,
         model: &ShardedModel,
-        of: (&str, ParamId),
-        (start, into): (usize, &mut [f32]),
+        kind: &str,
+        parameter: ParamId,
+        start: usize,
+        into: &mut [f32],
     ) -> Result<bool, Error> {
-        let is_first = self.0.copy_state(model, of, (start, &mut *into))?;
-        Ok(is_first || self.1.copy_state(model, of, (start, into))?)
+        let is_first = self.0.copy_state(model, kind, parameter, start, &mut *into)?;
+        Ok(is_first || self.1.copy_state(model, kind, parameter, start, into)?)
     }
 
     fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {

@@ -8,11 +8,9 @@ use hsdp_sharding::{Param, ParamId, Role};
 use serde_json::Value;
 
 use crate::error::Error;
+use crate::model::updates::Average;
 use crate::persist::problem::Problem;
 use crate::state::context::Context;
-
-/// Kind of the state of an average of the parameters.
-pub(crate) const AVERAGE: &str = "ema";
 
 /// The state of optimizers in a checkpoint.
 #[derive(Clone, Copy, Debug)]
@@ -136,7 +134,8 @@ impl SavedState<'_> {
     /// If the checkpoint has no such tensor, or is damaged.
     pub fn read(
         &self,
-        (kind, parameter): (&str, ParamId),
+        kind: &str,
+        parameter: ParamId,
         start: usize,
         into: &mut [f32],
     ) -> Result<(), Problem> {
@@ -189,7 +188,7 @@ impl<'a> Stateful<'a> {
     pub(crate) fn of(manifest: &'a Manifest) -> Self {
         let states = manifest.tensors.keys();
         let states = states.filter_map(|name| name.strip_prefix(STATE)?.split_once(':'));
-        let with_state = states.filter(|(kind, _)| *kind != AVERAGE).map(|it| it.1).collect();
+        let with_state = states.filter(|(kind, _)| *kind != Average::KIND).map(|it| it.1).collect();
         let updates = |head: &'a OptimizerHead| head.updates.keys().map(|name| &**name);
         let counted = manifest.optimizer.iter().flat_map(updates).collect();
         Self { with_state, counted }

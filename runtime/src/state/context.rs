@@ -9,7 +9,7 @@ use hsdp_comm::{Channel, Group, ModelLabel, Part, PartKind, Stage, Tag, World};
 use hsdp_kernels::cuda::CudaError;
 use hsdp_kernels::memory::{self, Category, Scope};
 use hsdp_sharding::step::{Rules, Sequences};
-use hsdp_sharding::{Axis, FullCopies, Offload, ParamId, Piece, Plan, Rank, UnitId};
+use hsdp_sharding::{Axis, FullCopies, Offload, ParamId, Piece, Plan, Rank, Role, UnitId};
 
 use crate::error::Error;
 use crate::options::{ModelOptions, Unused, digest};
@@ -228,6 +228,12 @@ impl Context {
     /// Returns the pieces of parameters in this rank's shard of a unit.
     pub(crate) fn pieces(&self, unit: UnitId) -> impl Iterator<Item = Piece> {
         self.plan.layout(unit).pieces(self.shard_index())
+    }
+
+    /// Returns the pieces of trained parameters in this rank's shard of a unit.
+    pub(crate) fn trained_pieces(&self, unit: UnitId) -> impl Iterator<Item = Piece> {
+        let params = self.plan.layout(unit).params();
+        self.pieces(unit).filter(move |piece| params[piece.param].role == Role::Trainable)
     }
 
     pub(crate) fn misuse(&self, operation: &'static str, step: u64, what: String) -> Error {

@@ -116,10 +116,7 @@ impl Store {
     ) -> Result<Vec<Self>, Error> {
         let device = site.context.update_device();
         let zeros = |(unit, len)| match device {
-            None => {
-                let zeros = zeros_in(Category::Optimizer, len);
-                zeros.map(Self::Host).map_err(|error| site.memory(UnitId::new(unit), error))
-            }
+            None => site.zeros(Category::Optimizer, UnitId::new(unit), len).map(Self::Host),
             Some(device) => {
                 let value = zeros_on(device, len).map_err(|error| site.device(error))?;
                 Ok(Self::Device(There { value, device: Arc::clone(device) }))
@@ -175,6 +172,21 @@ impl Store {
 pub(crate) fn zeros_in(category: Category, len: usize) -> Result<Vec<f32>, hsdp_kernels::Error> {
     let _scope = memory::scope(category);
     hsdp_kernels::zeros(len)
+}
+
+impl ErrorSite<'_> {
+    /// Makes zeros of a unit on the host that count in this category.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`].
+    pub(crate) fn zeros(
+        &self,
+        category: Category,
+        unit: UnitId,
+        len: usize,
+    ) -> Result<Vec<f32>, Error> {
+        zeros_in(category, len).map_err(|error| self.memory(unit, error))
+    }
 }
 
 fn zeros_on(device: &ModelDevice, len: usize) -> Result<DeviceBuffer, CudaError> {

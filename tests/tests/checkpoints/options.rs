@@ -486,10 +486,11 @@ impl Checkpointed for Own {
     fn state<'a>(
         &'a self,
         model: &ShardedModel,
-        of: (&str, ParamId),
+        kind: &str,
+        parameter: ParamId,
         range: Range<usize>,
     ) -> Result<Option<Cow<'a, [f32]>>, Error> {
-        self.0.state(model, of, range)
+        self.0.state(model, kind, parameter, range)
     }
 
     fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {

@@ -105,7 +105,7 @@ impl<O: Optimizer + Checkpointed> Training<O> {
             };
             for (_, piece) in pieces.iter().filter(is_of) {
                 let range = piece.param_range();
-                let state = self.optimizer.state(&self.model, (kind, parameter), range)?;
+                let state = self.optimizer.state(&self.model, kind, parameter, range)?;
                 add(&state.expect("it has the tensors that it names"));
             }
         }

@@ -1,5 +1,5 @@
-//! Muon on a device: directions, products and updates there, and the exchange with owners through the
-//! host.
+//! Muon on a device: directions, products and updates there, and the exchange with owners through
+//! the host.
 
 use hsdp_kernels::Values;
 use hsdp_kernels::cuda::{CudaError, DeviceBuffer, PartOfMatrix};
@@ -8,11 +8,10 @@ use hsdp_sharding::{ParamId, WholeMatrix};
 use super::options::{EXCHANGES, MuonOptions};
 use crate::error::Error;
 use crate::optimizer::exchange::{Exchange, OnOwner};
+use crate::optimizer::interface::{DeviceRun, Updating, reborrow};
 use crate::optimizer::owner_workspace::OwnerWorkspace;
 use crate::optimizer::rule::RuleExchange;
-use crate::optimizer::run::{DeviceRun, reborrow};
 use crate::optimizer::state::{KindOfState, OptimizerState};
-use crate::optimizer::updating::Updating;
 use crate::state::model_device::ModelDevice;
 
 /// Orthogonalizes the directions of a step, on the owners' devices.
@@ -35,9 +34,8 @@ pub(super) fn exchange(
     let fill = |values: &mut [f32]| {
         directions.read_back_into(&device.stream, 0, values, device.patience).map_err(failed)
     };
-    let of = (updating.context, updating.gradients.step);
     let values = exchange.run(
-        of,
+        updating.site(),
         fill,
         |_| 0,
         |OnOwner { matrix, copies, .. }| {
@@ -45,8 +43,7 @@ pub(super) fn exchange(
                 return Ok(());
             }
             let by = options(matrix.param).newton_schulz;
-            let sizes = (matrix.rows, matrix.columns);
-            products.orthogonalize(device, &by, copies, sizes).map_err(failed)
+            products.orthogonalize(device, &by, copies, matrix).map_err(failed)
         },
     )?;
     directions.write(&device.stream, Values::F32(&values)).map_err(failed)

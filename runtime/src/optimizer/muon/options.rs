@@ -3,7 +3,8 @@
 use hsdp_kernels::{MomentumKind, MuonStep, NewtonSchulz};
 use hsdp_sharding::WholeMatrix;
 
-/// The parameters of Muon. The defaults are those of PyTorch, but for the dtype of the iterations, which is bf16 there and f32 here.
+/// The parameters of Muon. The defaults are those of PyTorch, except the dtype of the iterations,
+/// which is bf16 there and f32 here.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MuonOptions {
     /// The learning rate, before [`rate_scale`](Self::rate_scale).
@@ -26,8 +27,8 @@ pub enum RateScale {
     /// The root of max(1, rows / columns), as in K. Jordan's original and in PyTorch's default.
     #[default]
     Original,
-    /// 0.2 times the root of the larger dim, which makes updates as large as those of AdamW (Liu et al., arXiv 2502.16982): PyTorch's
-    /// `match_rms_adamw`.
+    /// 0.2 times the root of the larger dim, which makes updates as large as those of AdamW (Liu et
+    /// al., arXiv 2502.16982). It is PyTorch's `match_rms_adamw`.
     MatchRmsAdamW,
 }
 
