@@ -67,7 +67,6 @@ pub(crate) fn rounds(op: Op) -> u8 {
 
 impl<'a> Pattern<'a> {
     /// The pattern of an operation of `ranks`, for the member in `slot`.
-    #[inline]
     pub(crate) fn of(descriptor: &Descriptor, ranks: &[Rank], slot: usize) -> Self {
         let Descriptor { op, reduction, dtype, scaling, root, .. } = *descriptor;
         let root = root.and_then(|root| ranks.iter().position(|rank| *rank == root));
@@ -79,31 +78,26 @@ impl<'a> Pattern<'a> {
     }
 
     /// The same, for another member.
-    #[inline]
     pub(crate) fn at(self, slot: usize) -> Self {
         Self { slot, ..self }
     }
 
     /// Returns the same, with this member's splits, as [`starts_of`] makes them.
-    #[inline]
     pub(crate) fn dealt(self, send: &'a [usize], receive: &'a [usize]) -> Self {
         Self { variant: Variant::Dealt { send, receive }, ..self }
     }
 
     /// The same, where the first `shards` members give, and only the first member gets.
-    #[inline]
     pub(crate) fn shared(self, shards: usize) -> Self {
         Self { variant: Variant::Shared { shards }, ..self }
     }
 
     /// The same, where this member gives to member `to` and gets from member `from`.
-    #[inline]
     pub(crate) fn permuted(self, to: Option<usize>, from: Option<usize>) -> Self {
         Self { variant: Variant::Permuted { to, from }, ..self }
     }
 
     /// The other members, by slot.
-    #[inline]
     pub(crate) fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let own = self.slot;
         (0..self.members).filter(move |slot| *slot != own)
@@ -111,7 +105,6 @@ impl<'a> Pattern<'a> {
 
     /// Returns the members that may get elements of another one, in ranges of which all get the
     /// same.
-    #[inline]
     pub(crate) fn takers(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let (all, len) = match self.op {
             Op::AllGather | Op::Broadcast => (0..self.members, self.members),
@@ -122,52 +115,44 @@ impl<'a> Pattern<'a> {
         all.step_by(len.max(1)).map(move |first| first..first + len)
     }
 
-    #[inline]
     pub(crate) fn rounds(&self) -> u8 {
         rounds(self.op)
     }
 
     /// The elements of this member that member `to` gets.
-    #[inline]
     pub(crate) fn gives(&self, round: u8, to: usize) -> Range<usize> {
         self.part(round, self.slot, to).source
     }
 
     /// The place where the elements of member `from` go on this member.
-    #[inline]
     pub(crate) fn takes(&self, round: u8, from: usize) -> Range<usize> {
         self.part(round, from, self.slot).target
     }
 
     /// How elements that go to one place are combined there, in member order; `None` where each has
     /// a place of its own.
-    #[inline]
     pub(crate) fn combines(&self, round: u8) -> Option<Reduction> {
         self.reduction.filter(|_| round == 0)
     }
 
     /// The bytes of an element.
-    #[inline]
     pub(crate) fn element_bytes(&self, round: u8) -> usize {
         self.sizes[usize::from(round)]
     }
 
     /// The bytes that this member gets of member `from`; as many as can be counted, if they are
     /// more.
-    #[inline]
     pub(crate) fn bytes_from(&self, round: u8, from: usize) -> usize {
         self.takes(round, from).len().saturating_mul(self.element_bytes(round))
     }
 
     /// The bytes that this member gets of all others in all rounds: what a ledger counts.
-    #[inline]
     pub(crate) fn received(&self) -> ByteCount {
         (0..self.rounds()).map(|round| self.received_in(round)).sum()
     }
 
     /// The same in one round. Not added up one by one where it is known: an operation between many
     /// threads would take longer.
-    #[inline]
     pub(crate) fn received_in(&self, round: u8) -> ByteCount {
         let own = self.takes(round, self.slot).len();
         let elements = match self.combines(round) {
@@ -179,7 +164,6 @@ impl<'a> Pattern<'a> {
     }
 
     /// The table.
-    #[inline]
     fn part(&self, round: u8, from: usize, to: usize) -> Stretch {
         let Self { count, members, .. } = *self;
         let is_root = |slot| self.root == Some(slot);
@@ -213,13 +197,11 @@ impl<'a> Pattern<'a> {
 }
 
 impl Stretch {
-    #[inline]
     fn new(source: usize, target: usize, len: usize) -> Self {
         let range = |start: usize| start..start.saturating_add(len);
         Self { source: range(source), target: range(target) }
     }
 
-    #[inline]
     fn in_place(range: Range<usize>) -> Self {
         Self { source: range.clone(), target: range }
     }
