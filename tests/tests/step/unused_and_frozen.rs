@@ -236,7 +236,7 @@ fn a_tied_parameter_is_stored_once_and_moves_by_the_sum_of_its_uses() {
         let mut pass = step.microbatch()?;
         let seed = pass.loss(LossSum::new(0.0, 1))?;
         assert_eq!(seed.value(), 1.0);
-        let lookup = vec![0.25_f32; 40];
+        let lookup = [0.25_f32; 40];
         let head = vec![0.5_f32; 40];
         pass.reduce(unit(1), UnitGradients::of([vec![0.125_f32; 10]]))?;
         let sum: Vec<f32> = lookup.iter().zip(&head).map(|(one, other)| one + other).collect();
