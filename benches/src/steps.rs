@@ -73,7 +73,7 @@ pub struct Steps {
     model: ShardedModel,
     size: Size,
     units: Vec<UnitId>,
-    /// By unit.
+    /// The gradient of each unit.
     gradients: Vec<Arc<dyn GradientValues>>,
 }
 

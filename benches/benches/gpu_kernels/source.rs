@@ -15,8 +15,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// Elements of a pattern: what is larger repeats it.
 const PATTERN: usize = 1 << 18;
 
-/// Patterns on a device, of which its buffers are tiled: to send 256 MiB from the host for each
-/// would take longer than the rest.
+/// Patterns on a device. Its buffers are tiled with them: to send 256 MiB from the host for each
+/// buffer would take longer than the rest.
 #[derive(Debug)]
 pub(crate) struct Source<'a> {
     pub(crate) stream: &'a Stream,

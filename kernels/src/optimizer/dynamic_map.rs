@@ -72,7 +72,7 @@ impl DynamicMap {
 }
 
 /// The magnitude at a place: places from `least * 2^e` to `least * 2^(e+1)` divide the numbers from
-/// 10^(e-7) to 10^(e-6) into equal parts, of which these are the middles. `least` is a power of
+/// 10^(e-7) to 10^(e-6) into equal parts; these are their middles. `least` is a power of
 /// two.
 fn magnitude(place: u32, least: u32) -> f64 {
     let exponent = (place / least).ilog2();

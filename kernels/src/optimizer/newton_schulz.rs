@@ -77,7 +77,7 @@ impl NewtonSchulz {
     }
 
     /// Replaces a matrix of `rows` and `columns`, `[rows * columns]`, by its orthogonalization.
-    /// What `workspace` holds has no meaning, before and after.
+    /// The elements of `workspace` have no meaning, before and after.
     ///
     /// With X the matrix, or its transpose if it has more rows than columns:
     ///

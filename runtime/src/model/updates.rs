@@ -54,7 +54,7 @@ impl Averages {
 #[derive(Debug)]
 pub(crate) struct Average {
     decay: f64,
-    /// By unit.
+    /// The averages of each unit.
     values: Vec<Store>,
 }
 

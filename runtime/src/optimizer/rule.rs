@@ -192,9 +192,9 @@ pub enum Setting<'a> {
     Rate(&'a mut f64),
     /// A number, and the numbers that are allowed.
     Number(&'a mut f64, Allowed),
-    /// A number of times, each of which is allowed.
+    /// A number of times; every number is allowed.
     Count(&'a mut usize),
-    /// One of several ways, each of which is allowed. A checkpoint has the text of its `Debug`; the
+    /// One of several ways; every way is allowed. A checkpoint has the text of its `Debug`; the
     /// function takes the way of such a text, and returns whether it could.
     Choice(&'a dyn Debug, &'a mut dyn FnMut(&str) -> bool),
 }
@@ -342,7 +342,7 @@ fn check_products(options: &impl Rule, of: &dyn Display) -> Result<(), Error> {
     checked
 }
 
-/// Returns a line for each option, each of which begins with `of`.
+/// Returns a line for each option. Every line begins with `of`.
 pub(super) fn lines(options: &impl Rule, of: &dyn Display) -> impl Display {
     fmt::from_fn(move |f| {
         let mut written = Ok(());

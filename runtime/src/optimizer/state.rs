@@ -384,7 +384,7 @@ impl Covered {
 /// all parameters, one after the other.
 #[derive(Clone, Debug)]
 pub(super) struct StatePlaces {
-    /// By unit and parameter, if this rank has elements.
+    /// The place of each parameter of each unit, if this rank has elements of it.
     places: Vec<Vec<Option<StatePlace>>>,
     /// Length of each unit's buffer.
     lens: Vec<usize>,

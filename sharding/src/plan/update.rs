@@ -20,7 +20,7 @@ use crate::{ByteCount, DType, ElemCount, ParamId, State};
 ///   holds,
 /// - `workspace` the f32 that the largest owned matrix needs: for `Muon`
 ///   [`WholeMatrix::workspace`], for `Owned` c for each element,
-/// - `words` the f32 of state of the parameters that it owns, of which there is a copy until the
+/// - `words` the f32 of state of the parameters that it owns; there is a copy of them until the
 ///   update is certain, with `Muon` 0,
 /// - c = 1 for `Muon`, which sends one value of each element, and c = 2 for `Owned`, which sends
 ///   value and gradient.

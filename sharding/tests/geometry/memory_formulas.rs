@@ -190,8 +190,8 @@ fn held_for(player: &Player, prefetch: usize, slow: usize) -> usize {
     }
     let kept = |index: usize| player.kept(queue[index % queue.len()].0);
     let bytes = |index: usize| player.bytes(queue[index % queue.len()].0);
-    // Of the earlier forwards, those of kept units whose backward is still to come: the units that
-    // are used before this one.
+    // The earlier forwards of kept units whose backward is still to come: the units that are used
+    // before this one.
     let used = |index: usize| player.order.iter().position(|unit| unit.index() == queue[index].0);
     let before = (0..slow).filter(|&index| kept(index) && used(index) < used(slow));
     before.chain(slow..issued_by(fast)).map(bytes).sum()

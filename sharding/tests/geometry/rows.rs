@@ -109,7 +109,7 @@ fn blocks_are_counted_in_elements_from_the_start_of_the_parameter() {
     let unit = Unit::new("u").param(bias).param(Param::new("w", [1000]).blocks(256));
     let layout = UnitLayout::new(&unit, 3).unwrap();
     // Shards of 384 to 480 elements would cut it at two places that are no multiple of 256 apart.
-    // Of the places from 64 on, 256 is the first from which a boundary at 512 lies between two
+    // From 64 on, 256 is the first place from which a boundary at 512 lies between two
     // blocks.
     assert_eq!((layout.shard_len(), layout.params()[1].start), (512, 256));
     let pieces = (0..3).flat_map(|shard| layout.pieces(shard)).filter(|piece| piece.param == 1);

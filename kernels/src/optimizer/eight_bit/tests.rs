@@ -168,7 +168,7 @@ fn quantized(map: EightBitMap, moment: &[f64]) -> Vec<f64> {
     moment.chunks(EIGHT_BIT_BLOCK).flat_map(block).collect()
 }
 
-/// Of two numbers on both sides of a boundary the codes may differ, since one was computed in f32
+/// Two numbers on both sides of a boundary may get different codes, since one was computed in f32
 /// and the other in f64. Then the next update differs by a step between codes. So each step begins
 /// with the state that the kernel has left.
 #[test]

@@ -55,8 +55,9 @@ fn over_the_whole_mesh() {
 
 #[test]
 fn a_linear_layer_by_columns_then_rows() {
-    // Of JAX's and Megatron's tests: x W V, with W in columns and V in rows over the shard axis,
-    // and a batch over the replicate axis. The gradients are those of the whole: of W, x^T 1 V^T.
+    // This case is in JAX's and Megatron's tests: x W V, with W in columns and V in rows over the
+    // shard axis, and a batch over the replicate axis. The gradients are those of the whole: of W,
+    // x^T 1 V^T.
     let seen = ranks(4, |world| {
         let tape = mesh(&world)?;
         let replica = (world.rank().index() / 2) as f64;
