@@ -11,6 +11,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use std::{fmt, mem};
 
+use crossbeam::utils::CachePadded;
 use hsdp_flight::{Ending, Origin};
 use hsdp_sharding::Rank;
 use serde::{Deserialize, Serialize};
@@ -475,8 +476,11 @@ pub(crate) fn panic_message(payload: &(dyn Any + Send)) -> Arc<str> {
 /// The operations of a world for which members are missing.
 ///
 /// While a thread holds its lock, it takes no other, except that of the status.
+///
+/// Each operation writes here, so the fields beside it in a world, which are only read, have cache
+/// lines of their own.
 #[derive(Debug, Default)]
-pub(crate) struct Gatherings(Mutex<BTreeMap<Key, Arc<Operation>>>);
+pub(crate) struct Gatherings(CachePadded<Mutex<BTreeMap<Key, Arc<Operation>>>>);
 
 impl Gatherings {
     /// The operation of a key. `make` makes it for its first member, unless the step or the world

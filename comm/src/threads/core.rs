@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 use std::{fmt, slice};
 
+use crossbeam::utils::CachePadded;
 use hsdp_flight::{EntryNumber, FlightState};
 use hsdp_sharding::Rank;
 
@@ -26,11 +27,11 @@ use crate::{Descriptor, Error};
 /// other processes.
 pub(crate) struct Core {
     pub(crate) state: Arc<WorldState>,
-    pub(super) queue: Queue,
+    pub(super) queue: CachePadded<Queue>,
     pub(super) links: Links,
     pub(super) cores: usize,
     /// The number of members that sleep.
-    pub(super) sleepers: AtomicUsize,
+    pub(super) sleepers: CachePadded<AtomicUsize>,
     /// The messages of the other ranks, where these share no memory with this one.
     endpoint: OnceLock<Arc<Endpoint>>,
     /// The number of ranks of this process that have handles.
@@ -59,10 +60,10 @@ impl Core {
     pub(crate) fn new(size: usize, options: WorldOptions) -> Arc<Self> {
         Arc::new(Self {
             state: WorldState::new(size, options),
-            queue: Queue::default(),
+            queue: CachePadded::default(),
             links: Links::default(),
             cores: thread::available_parallelism().map_or(1, usize::from),
-            sleepers: AtomicUsize::new(0),
+            sleepers: CachePadded::new(AtomicUsize::new(0)),
             endpoint: OnceLock::new(),
             handled: AtomicUsize::new(0),
         })
