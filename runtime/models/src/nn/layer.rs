@@ -7,10 +7,10 @@ use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, S
 use super::element::{LayerElement, LayerInput, LentTensor};
 
 /// Gradients of the inputs that candle tracks.
-pub(super) type Gradients<const N: usize> = [Option<Tensor>; N];
+pub(super) type LayerGradients<const N: usize> = [Option<Tensor>; N];
 
 /// A function of `N` contiguous tensors on the CPU, with its gradients.
-pub(super) trait Layer<const N: usize> {
+pub(super) trait CpuLayer<const N: usize> {
     /// Returns the name of the layer, for errors.
     fn name(&self) -> &'static str;
 
@@ -19,7 +19,8 @@ pub(super) trait Layer<const N: usize> {
 
     /// Computes the gradients of the inputs from `g`, the gradient of the output. The gradient of an
     /// input that candle does not track is `None`.
-    fn backward(&self, inputs: [LayerInput<'_>; N], g: LayerInput<'_>) -> Result<Gradients<N>>;
+    fn backward(&self, inputs: [LayerInput<'_>; N], g: LayerInput<'_>)
+    -> Result<LayerGradients<N>>;
 }
 
 /// Returns the output of a forward.
@@ -35,10 +36,10 @@ pub(super) struct LayerOp<L>(pub(super) L);
 
 /// Runs the backward of a layer, with the storages of its inputs locked for reading.
 fn gradients<const N: usize>(
-    layer: &impl Layer<N>,
+    layer: &impl CpuLayer<N>,
     tensors: [&Tensor; N],
     g: &Tensor,
-) -> Result<Gradients<N>> {
+) -> Result<LayerGradients<N>> {
     let g = g.detach().contiguous()?;
     let lent_g = LentTensor::of(&g);
     let lent = tensors.map(LentTensor::of);
@@ -46,7 +47,7 @@ fn gradients<const N: usize>(
     layer.backward(array::from_fn(|index| inputs[index]), lent_g.input()?)
 }
 
-impl<L: Layer<1>> CustomOp1 for LayerOp<L> {
+impl<L: CpuLayer<1>> CustomOp1 for LayerOp<L> {
     fn name(&self) -> &'static str {
         self.0.name()
     }
@@ -61,7 +62,7 @@ impl<L: Layer<1>> CustomOp1 for LayerOp<L> {
     }
 }
 
-impl<L: Layer<2>> CustomOp2 for LayerOp<L> {
+impl<L: CpuLayer<2>> CustomOp2 for LayerOp<L> {
     fn name(&self) -> &'static str {
         self.0.name()
     }
@@ -88,7 +89,7 @@ impl<L: Layer<2>> CustomOp2 for LayerOp<L> {
     }
 }
 
-impl<L: Layer<3>> CustomOp3 for LayerOp<L> {
+impl<L: CpuLayer<3>> CustomOp3 for LayerOp<L> {
     fn name(&self) -> &'static str {
         self.0.name()
     }
