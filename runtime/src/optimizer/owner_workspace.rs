@@ -86,8 +86,8 @@ impl Products {
         let mut buffers = buffers.iter_mut().filter(|(dtype, _)| *dtype == by.dtype);
         let (_, buffers) = buffers.next().expect("there are buffers for all owned matrices");
         on_device.write_part(stream, 0, Values::F32(values))?;
-        let sizes = (matrix.rows, matrix.columns);
-        let target = DeviceMatrixMut { buffer: &mut *on_device, start: 0, sizes };
+        let &WholeMatrix { rows, columns, .. } = matrix;
+        let target = DeviceMatrixMut { buffer: &mut *on_device, start: 0, rows, columns };
         stream.orthogonalize(by, target, buffers, cublas)?;
         on_device.read_back_into(stream, 0, values, device.patience)
     }

@@ -69,7 +69,6 @@ table!(KERNELS {
     hsdp_kernels::Error: Send Sync Unpin,
     hsdp_kernels::Fold: Send Sync Unpin,
     hsdp_kernels::EightBit<'static>: Send Sync Unpin,
-    hsdp_kernels::EightBitMap: Send Sync Unpin,
     hsdp_kernels::FusedUpdate<'static>: Send Sync Unpin,
     dyn hsdp_kernels::GradientValues: Send Sync,
     hsdp_kernels::HostBuffer: Send Sync Unpin,

@@ -172,8 +172,8 @@ impl Blas {
         // SAFETY: CU-8, the handle is never destroyed, and the stream lives.
         told(unsafe { (self.functions.set_stream)(handle.0, stream) })?;
         // A new stream resets the workspace.
-        let workspace = pointer(gemm.workspace.0);
-        let bytes = gemm.workspace.1;
+        let workspace = pointer(gemm.workspace);
+        let bytes = gemm.workspace_bytes;
         // SAFETY: CU-8, the workspace is a buffer of so many bytes.
         told(unsafe { (self.functions.set_workspace)(handle.0, workspace, bytes) })?;
         // SAFETY: CU-8, the caller's promise is passed on.
@@ -201,10 +201,10 @@ impl Blas {
                 take,
                 pointer(first.address),
                 dtype,
-                wide(first.stored.1),
+                wide(first.stride),
                 pointer(second.address),
                 dtype,
-                wide(second.stored.1),
+                wide(second.stride),
                 keep,
                 pointer(gemm.target),
                 dtype,
@@ -217,7 +217,7 @@ impl Blas {
 }
 
 fn transposition(operand: Operand) -> c_int {
-    match operand.stored.0 {
+    match operand.stored {
         Stored::ByRows => TRANSPOSED,
         Stored::ByColumns => AS_IT_IS,
     }
