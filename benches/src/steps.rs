@@ -11,14 +11,14 @@ use hsdp::{
 use hsdp_train::Failure;
 use hsdp_train::memory::{Need, product};
 
-use crate::stopwatch::{Part, Stopwatch};
+use crate::stopwatch::{StepPart, Stopwatch};
 
 /// The value of every element of every gradient.
 pub const GRADIENT: f32 = 0.5;
 
 /// The number of gradients that a rank has.
 #[derive(Clone, Copy, Debug)]
-pub enum Gradients {
+pub enum GradientCount {
     /// One for all units, for benches that do not measure their traffic.
     OneForAll,
     /// One for each unit, as after a backward.
@@ -27,7 +27,7 @@ pub enum Gradients {
 
 /// The size of the steps.
 #[derive(Clone, Copy, Debug)]
-pub struct Size {
+pub struct StepsSize {
     /// The number of units.
     pub units: u32,
     /// The number of elements of each unit.
@@ -35,10 +35,10 @@ pub struct Size {
     /// The number of microbatches in a step.
     pub microbatches: u32,
     /// The gradients that are reduced.
-    pub gradients: Gradients,
+    pub gradients: GradientCount,
 }
 
-impl Size {
+impl StepsSize {
     /// Units with one parameter each.
     #[must_use]
     pub fn spec(&self) -> ModelSpec {
@@ -57,8 +57,8 @@ impl Size {
         let plan = Plan::new(self.spec(), options.mesh, options.plan_options());
         let model = plan.map_err(Failure::input)?.memory().total().get();
         let units = match self.gradients {
-            Gradients::OneForAll => 1,
-            Gradients::OfEachUnit => self.units as usize,
+            GradientCount::OneForAll => 1,
+            GradientCount::OfEachUnit => self.units as usize,
         };
         let ranks = options.mesh.world_size();
         let gradients = product(&[ranks, units, self.numel as usize, size_of::<f32>()]);
@@ -71,7 +71,7 @@ impl Size {
 #[derive(Debug)]
 pub struct Steps {
     model: ShardedModel,
-    size: Size,
+    size: StepsSize,
     units: Vec<UnitId>,
     /// The gradient of each unit.
     gradients: Vec<Arc<dyn GradientValues>>,
@@ -82,7 +82,7 @@ impl Steps {
     ///
     /// # Errors
     /// The errors of the runtime.
-    pub fn new(world: World, size: Size, options: ModelOptions) -> Result<Self, Error> {
+    pub fn new(world: World, size: StepsSize, options: ModelOptions) -> Result<Self, Error> {
         let model =
             ShardedModel::new(world, size.spec(), options, |param| vec![0.0; param.numel()])?;
         let units = model.plan().spec().unit_ids().collect();
@@ -124,13 +124,13 @@ impl Steps {
         let options =
             StepOptions { weight_hint: Some(1), ..StepOptions::microbatches(microbatches) };
         let mut step = self.model.begin_step(options)?;
-        watch.lap(Part::Begin);
+        watch.lap(StepPart::Begin);
         for _ in 0..microbatches {
             microbatch(&mut step, &self.units, &self.gradients, watch)?;
         }
         let gradients = step.finish()?;
         let norm = gradients.norm();
-        watch.lap(Part::Finish);
+        watch.lap(StepPart::Finish);
         let expected = self.expected_norm();
         if (norm - expected).abs() > 1e-6 * expected {
             return Err(Error::Options { what: format!("a norm of {norm}, not {expected}") });
@@ -149,10 +149,10 @@ impl Steps {
     }
 }
 
-fn gradients(size: Size, placement: Placement) -> Result<Vec<Arc<dyn GradientValues>>, Error> {
+fn gradients(size: StepsSize, placement: Placement) -> Result<Vec<Arc<dyn GradientValues>>, Error> {
     let made = match size.gradients {
-        Gradients::OneForAll => 1,
-        Gradients::OfEachUnit => size.units as usize,
+        GradientCount::OneForAll => 1,
+        GradientCount::OfEachUnit => size.units as usize,
     };
     let made: Vec<_> =
         (0..made).map(|_| gradient(size.numel, placement)).collect::<Result<_, _>>()?;
@@ -185,21 +185,21 @@ fn microbatch(
     watch: &mut Stopwatch,
 ) -> Result<(), Error> {
     let mut pass = step.microbatch()?;
-    watch.lap(Part::Microbatch);
+    watch.lap(StepPart::Microbatch);
     for unit in units {
         drop(pass.unshard(*unit)?);
-        watch.lap(Part::Forward);
+        watch.lap(StepPart::Forward);
     }
     // The gradients are there already: no backward starts from the seed, which is 1.
     let _ = pass.loss(LossSum::new(1.0, 1))?;
-    watch.lap(Part::Loss);
+    watch.lap(StepPart::Loss);
     for (unit, gradient) in units.iter().zip(gradients).rev() {
         drop(pass.unshard(*unit)?);
-        watch.lap(Part::Backward);
+        watch.lap(StepPart::Backward);
         pass.reduce(*unit, [Some(Arc::clone(gradient))].into_iter().collect())?;
-        watch.lap(Part::Reduce);
+        watch.lap(StepPart::Reduce);
     }
     pass.finish()?;
-    watch.lap(Part::MicrobatchEnd);
+    watch.lap(StepPart::MicrobatchEnd);
     Ok(())
 }

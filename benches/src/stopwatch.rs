@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// A part of a step.
 #[derive(Clone, Copy, Debug)]
-pub enum Part {
+pub enum StepPart {
     /// The step's header.
     Begin,
     /// The begin of a microbatch.
@@ -24,7 +24,7 @@ pub enum Part {
     Finish,
 }
 
-impl Part {
+impl StepPart {
     /// All parts, in the order of a step.
     pub const ALL: [Self; 8] = [
         Self::Begin,
@@ -65,14 +65,14 @@ pub enum Per {
 }
 
 /// The time since some moment.
-type Clock = fn() -> Duration;
+type ReadClock = fn() -> Duration;
 
 /// Adds up the time of each part. A stopped stopwatch reads no clock.
 #[derive(Clone, Debug)]
 pub struct Stopwatch {
-    clock: Option<Clock>,
+    clock: Option<ReadClock>,
     last: Duration,
-    times: [Duration; Part::ALL.len()],
+    times: [Duration; StepPart::ALL.len()],
 }
 
 impl Stopwatch {
@@ -90,7 +90,7 @@ impl Stopwatch {
 
     /// A stopwatch that runs from now, by this clock.
     #[must_use]
-    pub fn of_clock(clock: Clock) -> Self {
+    pub fn of_clock(clock: ReadClock) -> Self {
         Self { clock: Some(clock), last: clock(), ..Self::still() }
     }
 
@@ -100,7 +100,7 @@ impl Stopwatch {
     }
 
     /// Adds the time since the last lap to this part.
-    pub fn lap(&mut self, part: Part) {
+    pub fn lap(&mut self, part: StepPart) {
         if let Some(clock) = self.clock {
             let now = clock();
             self.times[part as usize] += now.saturating_sub(self.last);
@@ -110,7 +110,7 @@ impl Stopwatch {
 
     /// The total time of a part.
     #[must_use]
-    pub fn time(&self, part: Part) -> Duration {
+    pub fn time(&self, part: StepPart) -> Duration {
         self.times[part as usize]
     }
 }

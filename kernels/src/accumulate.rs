@@ -79,10 +79,10 @@ pub fn contribute(sum: &mut [f32], values: Values<'_>, pre: Divisor, wire: Wire,
     let wire = lossless(values, pre, wire);
     match (values, wire) {
         (Values::F32(values), Wire::F32) => {
-            divided(Target { elements: sum, fold }, values, pre, Rounding::None);
+            divided(FoldTarget { elements: sum, fold }, values, pre, Rounding::None);
         }
         (Values::F32(values), Wire::BF16) => {
-            divided(Target { elements: sum, fold }, values, pre, Rounding::BF16);
+            divided(FoldTarget { elements: sum, fold }, values, pre, Rounding::BF16);
         }
         _ => in_divided_blocks(values, pre, |range, block| {
             let rounding = match wire {
@@ -93,7 +93,7 @@ pub fn contribute(sum: &mut [f32], values: Values<'_>, pre: Divisor, wire: Wire,
                     Rounding::None
                 }
             };
-            let target = Target { elements: &mut sum[range], fold };
+            let target = FoldTarget { elements: &mut sum[range], fold };
             divided(target, block, Divisor::ONE, rounding);
         }),
     }
@@ -106,7 +106,7 @@ pub fn contribute(sum: &mut [f32], values: Values<'_>, pre: Divisor, wire: Wire,
 /// If `target` and `sum` differ in length.
 pub fn settle(target: &mut [f32], sum: &[f32], post: Divisor, fold: Fold) {
     assert_eq!(target.len(), sum.len(), "settle: lengths of target and sum differ");
-    divided(Target { elements: target, fold }, sum, post, Rounding::None);
+    divided(FoldTarget { elements: target, fold }, sum, post, Rounding::None);
 }
 
 /// The wire that is left to round to: `Wire::F32` where undivided values have the dtype of `wire`
@@ -154,12 +154,12 @@ enum Rounding {
 }
 
 /// The elements that a result goes to, and whether it replaces them.
-struct Target<'a> {
+struct FoldTarget<'a> {
     elements: &'a mut [f32],
     fold: Fold,
 }
 
-fn divided(target: Target<'_>, values: &[f32], pre: Divisor, rounding: Rounding) {
+fn divided(target: FoldTarget<'_>, values: &[f32], pre: Divisor, rounding: Rounding) {
     match pre.scale() {
         Scale::None => rounded(target, values, Multiply(1.0), rounding),
         Scale::Multiply(scale) => rounded(target, values, scale, rounding),
@@ -167,14 +167,14 @@ fn divided(target: Target<'_>, values: &[f32], pre: Divisor, rounding: Rounding)
     }
 }
 
-fn rounded<S: Map>(target: Target<'_>, values: &[f32], scale: S, rounding: Rounding) {
+fn rounded<S: Map>(target: FoldTarget<'_>, values: &[f32], scale: S, rounding: Rounding) {
     match rounding {
         Rounding::None => folded(target, values, scale),
         Rounding::BF16 => folded(target, values, Then(scale, RoundBF16)),
     }
 }
 
-fn folded<M: Map>(target: Target<'_>, values: &[f32], map: M) {
+fn folded<M: Map>(target: FoldTarget<'_>, values: &[f32], map: M) {
     match target.fold {
         Fold::Replace => map::replace(target.elements, values, map),
         Fold::Add => map::add(target.elements, values, map),

@@ -52,8 +52,8 @@ pub fn sum_contributions(
     }
     let finish = Settled { target: &mut *target, post: scaling.post.scale(), fold };
     match by_dtype(finish, contributions, scaling) {
-        Some(Outcome::AllFinite) => None,
-        Some(Outcome::Suspect) => first_non_finite(target),
+        Some(Finiteness::AllFinite) => None,
+        Some(Finiteness::Suspect) => first_non_finite(target),
         None => in_blocks(target, contributions, scaling, fold),
     }
 }
@@ -95,11 +95,11 @@ pub fn contribute_all(
 /// The use of the sum of a pass.
 trait Finish {
     /// The summary of the results that a pass returns.
-    type Seen;
+    type Summary;
 
     /// Makes the pass. The contributions are the sources, all of one length, with `each` applied to
     /// their elements.
-    fn pass<T: Source, M: Map, const N: usize>(self, sources: [&[T]; N], each: M) -> Self::Seen;
+    fn pass<T: Widen, M: Map, const N: usize>(self, sources: [&[T]; N], each: M) -> Self::Summary;
 }
 
 /// The sum is divided and taken into the target.
@@ -117,7 +117,7 @@ struct Carried<'a> {
 
 /// Whether all results of a pass are finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
+enum Finiteness {
     AllFinite,
     Suspect,
 }
@@ -128,7 +128,7 @@ enum Outcome {
 struct BF16(u16);
 
 /// An element that a pass reads.
-trait Source: Copy {
+trait Widen: Copy {
     /// The elements, if they are of this dtype.
     fn of(values: Values<'_>) -> Option<&[Self]>;
 
@@ -136,7 +136,7 @@ trait Source: Copy {
     fn widened(self) -> f32;
 }
 
-impl Source for f32 {
+impl Widen for f32 {
     fn of(values: Values<'_>) -> Option<&[Self]> {
         match values {
             Values::F32(values) => Some(values),
@@ -150,7 +150,7 @@ impl Source for f32 {
     }
 }
 
-impl Source for BF16 {
+impl Widen for BF16 {
     fn of(values: Values<'_>) -> Option<&[Self]> {
         match values {
             Values::BF16(values) => Some(cast_slice(values)),
@@ -169,7 +169,7 @@ fn by_dtype<F: Finish>(
     finish: F,
     contributions: &[Values<'_>],
     scaling: Scaling,
-) -> Option<F::Seen> {
+) -> Option<F::Summary> {
     match contributions {
         [Values::F32(_), ..] => by_members::<f32, F>(finish, contributions, scaling),
         [Values::BF16(_), ..] => by_members::<BF16, F>(finish, contributions, scaling),
@@ -177,11 +177,11 @@ fn by_dtype<F: Finish>(
     }
 }
 
-fn by_members<T: Source, F: Finish>(
+fn by_members<T: Widen, F: Finish>(
     finish: F,
     contributions: &[Values<'_>],
     scaling: Scaling,
-) -> Option<F::Seen> {
+) -> Option<F::Summary> {
     let wire = lossless(*contributions.first()?, scaling.pre, scaling.wire);
     let scaling = Scaling { wire, ..scaling };
     let of = |index: usize| T::of(contributions[index]);
@@ -194,11 +194,11 @@ fn by_members<T: Source, F: Finish>(
     }
 }
 
-fn by_wire<T: Source, F: Finish, const N: usize>(
+fn by_wire<T: Widen, F: Finish, const N: usize>(
     finish: F,
     sources: [&[T]; N],
     scaling: Scaling,
-) -> Option<F::Seen> {
+) -> Option<F::Summary> {
     let pre = match scaling.pre.scale() {
         Scale::None => Multiply(1.0),
         Scale::Multiply(scale) => scale,
@@ -212,28 +212,28 @@ fn by_wire<T: Source, F: Finish, const N: usize>(
 }
 
 impl Finish for Settled<'_> {
-    type Seen = Outcome;
+    type Summary = Finiteness;
 
-    fn pass<T: Source, M: Map, const N: usize>(self, sources: [&[T]; N], each: M) -> Outcome {
+    fn pass<T: Widen, M: Map, const N: usize>(self, sources: [&[T]; N], each: M) -> Finiteness {
         let Self { target, post, fold } = self;
         match post {
-            Scale::None => dispatch(Pass { target, sources, each, post: Multiply(1.0), fold }),
-            Scale::Multiply(post) => dispatch(Pass { target, sources, each, post, fold }),
-            Scale::Divide(post) => dispatch(Pass { target, sources, each, post, fold }),
+            Scale::None => dispatch(Settle { target, sources, each, post: Multiply(1.0), fold }),
+            Scale::Multiply(post) => dispatch(Settle { target, sources, each, post, fold }),
+            Scale::Divide(post) => dispatch(Settle { target, sources, each, post, fold }),
         }
     }
 }
 
 impl Finish for Carried<'_> {
     /// No summary, since more members follow.
-    type Seen = ();
+    type Summary = ();
 
-    fn pass<T: Source, M: Map, const N: usize>(self, sources: [&[T]; N], each: M) {
+    fn pass<T: Widen, M: Map, const N: usize>(self, sources: [&[T]; N], each: M) {
         dispatch(Carry { sum: self.sum, sources, each, fold: self.fold });
     }
 }
 
-struct Pass<'a, T, M, P, const N: usize> {
+struct Settle<'a, T, M, P, const N: usize> {
     target: &'a mut [f32],
     sources: [&'a [T]; N],
     each: M,
@@ -241,9 +241,9 @@ struct Pass<'a, T, M, P, const N: usize> {
     fold: Fold,
 }
 
-impl<T: Source, M: Map, P: Map, const N: usize> Kernel<Outcome> for Pass<'_, T, M, P, N> {
+impl<T: Widen, M: Map, P: Map, const N: usize> Kernel<Finiteness> for Settle<'_, T, M, P, N> {
     #[inline(always)]
-    fn run(self) -> Outcome {
+    fn run(self) -> Finiteness {
         let Self { target, sources, each, post, fold } = self;
         // Cut to one length, so that the compiler knows that they have one length.
         let len = target.len();
@@ -271,7 +271,7 @@ impl<T: Source, M: Map, P: Map, const N: usize> Kernel<Outcome> for Pass<'_, T, 
                 }
             }
         }
-        if suspect == 0 { Outcome::AllFinite } else { Outcome::Suspect }
+        if suspect == 0 { Finiteness::AllFinite } else { Finiteness::Suspect }
     }
 }
 
@@ -282,7 +282,7 @@ struct Carry<'a, T, M, const N: usize> {
     fold: Fold,
 }
 
-impl<T: Source, M: Map, const N: usize> Kernel for Carry<'_, T, M, N> {
+impl<T: Widen, M: Map, const N: usize> Kernel for Carry<'_, T, M, N> {
     #[inline(always)]
     fn run(self) {
         let Self { sum, sources, each, fold } = self;

@@ -51,6 +51,6 @@ pub use self::error::CudaError;
 pub use self::launch::{FirstFound, Noted, Notes, WhatWasNoted};
 pub use self::newton_schulz::NewtonSchulzBuffers;
 pub use self::product::{Cublas, DeviceMatrix, DeviceMatrixMut, MatrixProduct, Product, Stored};
-pub use self::stream::{Apart, Moment, Stream, Together, Whole};
+pub use self::stream::{Apart, IssueGuard, Moment, Stream, Together};
 pub use self::update::{DeviceUpdate, PartOfMatrix, PieceOfStep};
 pub use self::wire::{Packed, Seen, Unpacked};

@@ -77,6 +77,8 @@ mod round;
 mod scale;
 mod simd;
 mod stream;
+#[cfg(test)]
+mod tests;
 mod values;
 mod wire;
 
@@ -92,9 +94,9 @@ pub use self::gradient::{GradientValues, read_once};
 pub use self::inspect::{first_non_finite, squared_distance, squared_norm};
 pub use self::matmul::{Matrix, Threads, matmul};
 pub use self::optimizer::{
-    AdamWStep, EIGHT_BIT_BLOCK, EightBit, EightBitMap, FusedUpdate, LionStep, MatrixDType,
-    MomentumKind, MuonStep, NewtonSchulz, SgdStep, UPDATE_BLOCK, adafactor, adamw, adamw_8bit,
-    decode_8bit, encode_8bit, lion, muon, muon_direction, sgd, update_in_blocks,
+    AdamWStep, EIGHT_BIT_BLOCK, EightBit, FusedUpdate, LionStep, MatrixDType, MomentumKind,
+    MuonStep, NewtonSchulz, SgdStep, UPDATE_BLOCK, adafactor, adamw, adamw_8bit, lion, muon,
+    muon_direction, sgd, update_in_blocks,
 };
 pub use self::reduce::{ReduceOp, average_elements, reduce_elements};
 pub use self::scale::{divide_in_place, scaled_copy};

@@ -12,9 +12,9 @@ use crate::float16::{narrow_bf16, narrow_f16, widen_bf16, widen_f16};
 /// Proof that the caller is this crate.
 #[derive(Debug, Clone, Copy)]
 #[expect(unnameable_types, reason = "it keeps the methods of `Arithmetic` private")]
-pub struct Inside(());
+pub struct CrateToken(());
 
-impl Inside {
+impl CrateToken {
     pub(crate) const HERE: Self = Self(());
 }
 
@@ -39,7 +39,7 @@ pub trait Arithmetic: Pod {
     fn widen<'a>(
         elements: &'a [Self],
         scratch: &'a mut [Self::Accumulator],
-        inside: Inside,
+        inside: CrateToken,
     ) -> &'a [Self::Accumulator];
 
     /// Calls `fill`, which writes all accumulators, and copies them into `elements`, rounding once.
@@ -48,7 +48,7 @@ pub trait Arithmetic: Pod {
         elements: &mut [Self],
         scratch: &mut [Self::Accumulator],
         fill: impl FnOnce(&mut [Self::Accumulator]),
-        inside: Inside,
+        inside: CrateToken,
     );
 }
 
@@ -75,7 +75,7 @@ impl Arithmetic for f16 {
     type Accumulator = f32;
     const ABREAST: usize = 2;
 
-    fn widen<'a>(elements: &'a [Self], scratch: &'a mut [f32], _: Inside) -> &'a [f32] {
+    fn widen<'a>(elements: &'a [Self], scratch: &'a mut [f32], _: CrateToken) -> &'a [f32] {
         widen_f16(scratch, elements);
         scratch
     }
@@ -84,7 +84,7 @@ impl Arithmetic for f16 {
         elements: &mut [Self],
         scratch: &mut [f32],
         fill: impl FnOnce(&mut [f32]),
-        _: Inside,
+        _: CrateToken,
     ) {
         fill(scratch);
         narrow_f16(elements, scratch);
@@ -95,7 +95,7 @@ impl Arithmetic for bf16 {
     type Accumulator = f32;
     const ABREAST: usize = 2;
 
-    fn widen<'a>(elements: &'a [Self], scratch: &'a mut [f32], _: Inside) -> &'a [f32] {
+    fn widen<'a>(elements: &'a [Self], scratch: &'a mut [f32], _: CrateToken) -> &'a [f32] {
         widen_bf16(scratch, elements);
         scratch
     }
@@ -104,7 +104,7 @@ impl Arithmetic for bf16 {
         elements: &mut [Self],
         scratch: &mut [f32],
         fill: impl FnOnce(&mut [f32]),
-        _: Inside,
+        _: CrateToken,
     ) {
         fill(scratch);
         narrow_bf16(elements, scratch);
@@ -118,7 +118,7 @@ macro_rules! own_accumulator {
             type Accumulator = Self;
             const ABREAST: usize = MOST_ABREAST;
 
-            fn widen<'a>(elements: &'a [Self], _: &'a mut [Self], _: Inside) -> &'a [Self] {
+            fn widen<'a>(elements: &'a [Self], _: &'a mut [Self], _: CrateToken) -> &'a [Self] {
                 elements
             }
 
@@ -126,7 +126,7 @@ macro_rules! own_accumulator {
                 elements: &mut [Self],
                 _: &mut [Self],
                 fill: impl FnOnce(&mut [Self]),
-                _: Inside,
+                _: CrateToken,
             ) {
                 fill(elements);
             }

@@ -15,7 +15,7 @@ mod sgd;
 pub(crate) use adamw::AdamWFactors;
 pub use adamw::{AdamWStep, adamw};
 pub use blocks::{FusedUpdate, UPDATE_BLOCK, update_in_blocks};
-pub use eight_bit::{EIGHT_BIT_BLOCK, EightBit, EightBitMap, adamw_8bit, decode_8bit, encode_8bit};
+pub use eight_bit::{EIGHT_BIT_BLOCK, EightBit, adamw_8bit};
 pub(crate) use lion::LionFactors;
 pub use lion::{LionStep, lion};
 pub(crate) use muon::MuonFactors;

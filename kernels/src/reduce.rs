@@ -9,7 +9,7 @@ use crate::accumulate::Fold;
 use crate::convert::BLOCK;
 use crate::element::Element;
 use crate::error::Error;
-use crate::number::{Inside, MOST_ABREAST, Number};
+use crate::number::{CrateToken, MOST_ABREAST, Number};
 use crate::simd::{Kernel, dispatch};
 
 /// The operation by which a reduction combines two elements.
@@ -99,7 +99,7 @@ fn in_blocks<T: Element>(
             }
             finish(accumulators);
         };
-        T::narrow(target, scratch, fill, Inside::HERE);
+        T::narrow(target, scratch, fill, CrateToken::HERE);
     }
 }
 
@@ -111,7 +111,7 @@ fn lanes<'a, T: Element>(
 ) -> [&'a [T::Accumulator]; MOST_ABREAST] {
     let mut lanes: [&[T::Accumulator]; MOST_ABREAST] = [&[]; MOST_ABREAST];
     for ((lane, source), widened) in lanes.iter_mut().zip(sources).zip(widened) {
-        *lane = T::widen(&source[block.clone()], &mut widened[..block.len()], Inside::HERE);
+        *lane = T::widen(&source[block.clone()], &mut widened[..block.len()], CrateToken::HERE);
     }
     lanes
 }

@@ -23,7 +23,7 @@ pub fn scaled_copy(target: &mut [f32], source: &[f32], divisor: f64) {
     };
     for (target, source) in target.chunks_mut(BLOCK).zip(source.chunks(BLOCK)) {
         let outcome = dispatch(Bracketed { target: &mut *target, source, bracket });
-        if outcome == Outcome::InDoubt {
+        if outcome == Certainty::InDoubt {
             replace(target, source, QuotientF64(divisor));
         }
     }
@@ -60,7 +60,7 @@ impl Bracket {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outcome {
+enum Certainty {
     Exact,
     /// The products differ for some element. That happens about once in a hundred million elements,
     /// or among the smallest f32.
@@ -73,9 +73,9 @@ struct Bracketed<'a> {
     bracket: Bracket,
 }
 
-impl Kernel<Outcome> for Bracketed<'_> {
+impl Kernel<Certainty> for Bracketed<'_> {
     #[inline(always)]
-    fn run(self) -> Outcome {
+    fn run(self) -> Certainty {
         let Bracket { below, above } = self.bracket;
         let mut differing = 0;
         for (target, &source) in self.target.iter_mut().zip(self.source) {
@@ -83,7 +83,7 @@ impl Kernel<Outcome> for Bracketed<'_> {
             *target = nearest_f32(source * below);
             differing |= target.to_bits() ^ nearest_f32(source * above).to_bits();
         }
-        if differing == 0 { Outcome::Exact } else { Outcome::InDoubt }
+        if differing == 0 { Certainty::Exact } else { Certainty::InDoubt }
     }
 }
 

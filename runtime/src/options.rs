@@ -14,7 +14,7 @@ pub(crate) mod precision;
 use std::num::NonZeroU64;
 
 use hsdp_comm::ModelName;
-use hsdp_sharding::step::{self, ReductionTime, Rules, Sequences, Weights};
+use hsdp_sharding::step::{self, MicrobatchWeights, ReductionTime, Rules, Sequences};
 pub use hsdp_sharding::step::{Input, Supply, Uneven, UnitOrder};
 use hsdp_sharding::{Accumulation, DType, FullCopies, Mesh, PlanOptions};
 use xxhash_rust::xxh3::Xxh3;
@@ -135,8 +135,8 @@ impl ModelOptions {
                 }
             },
             weights: match self.objective.is_weighted() {
-                true => Weights::Enter,
-                false => Weights::Ignored,
+                true => MicrobatchWeights::Enter,
+                false => MicrobatchWeights::Ignored,
             },
             loss_scale: match self.loss_scaling {
                 LossScaling::Dynamic(_) => step::LossScale::Dynamic,

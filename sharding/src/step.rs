@@ -63,5 +63,6 @@ pub use self::inputs::{Begin, Intent, Refused};
 pub use self::machine::StepMachine;
 pub use self::output::{Call, Kind, Members, Operation, Output, Source, Target};
 pub use self::rules::{
-    Course, Input, LossScale, ReductionTime, Rules, Sequences, Supply, Uneven, UnitOrder, Weights,
+    Course, Input, LossScale, MicrobatchWeights, ReductionTime, Rules, Sequences, Supply, Uneven,
+    UnitOrder,
 };

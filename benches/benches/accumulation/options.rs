@@ -7,7 +7,7 @@ use hsdp::{
     Accumulation, DType, FullCopies, Mesh, ModelOptions, Objective, Offload, Placement, Precision,
 };
 use hsdp_benches::program::check_threads;
-use hsdp_benches::steps::{Gradients, Size};
+use hsdp_benches::steps::{GradientCount, StepsSize};
 use hsdp_train::Failure;
 use hsdp_train::memory::Limit;
 
@@ -105,9 +105,9 @@ impl Options {
         self.numel as usize
     }
 
-    pub(crate) fn size(&self) -> Size {
+    pub(crate) fn size(&self) -> StepsSize {
         let Self { units, numel, microbatches, .. } = *self;
-        Size { units, numel, microbatches, gradients: Gradients::OfEachUnit }
+        StepsSize { units, numel, microbatches, gradients: GradientCount::OfEachUnit }
     }
 
     fn placement(&self) -> Placement {

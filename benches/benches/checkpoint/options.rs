@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Parser;
 use hsdp::Mesh;
-use hsdp_benches::steps::{Gradients, Size};
+use hsdp_benches::steps::{GradientCount, StepsSize};
 
 /// Measures how long training waits for a save in the background.
 #[derive(Clone, Debug, Parser)]
@@ -36,9 +36,9 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    pub(crate) fn size(&self) -> Size {
+    pub(crate) fn size(&self) -> StepsSize {
         let Self { units, numel, .. } = *self;
-        Size { units, numel, microbatches: 1, gradients: Gradients::OneForAll }
+        StepsSize { units, numel, microbatches: 1, gradients: GradientCount::OneForAll }
     }
 
     /// The options, with small sizes for `--smoke`.

@@ -8,7 +8,7 @@ use clap::Parser;
 use hsdp::testing::SlowChannel;
 use hsdp::{Accumulation, Channel, Mesh, ModelOptions};
 use hsdp_benches::program::check_threads;
-use hsdp_benches::steps::{Gradients, Size};
+use hsdp_benches::steps::{GradientCount, StepsSize};
 use hsdp_train::Failure;
 use hsdp_train::memory::Limit;
 
@@ -79,9 +79,9 @@ impl Options {
     }
 
     /// The size of a step of one microbatch.
-    pub(crate) fn size(&self) -> Size {
+    pub(crate) fn size(&self) -> StepsSize {
         let Self { units, numel, .. } = *self;
-        Size { units, numel, microbatches: 1, gradients: Gradients::OneForAll }
+        StepsSize { units, numel, microbatches: 1, gradients: GradientCount::OneForAll }
     }
 
     /// The options, with small sizes for `--smoke`.

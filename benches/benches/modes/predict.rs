@@ -9,7 +9,7 @@ use hsdp::testing::SlowChannel;
 use hsdp_sharding::{Offload, Plan, PlanOptions, Rank};
 use hsdp_simulator::{
     Batch, Computation, Costs, Errors, Hints, Machine, Measurements, Members, Microbatches,
-    Operation, OperationCost, Recompute, Time, Work, WorkCost, Workload, fit, simulate,
+    OperationCost, Recompute, StepOperation, Time, Work, WorkCost, Workload, fit, simulate,
 };
 use hsdp_train::{Failure, print};
 
@@ -104,7 +104,7 @@ impl<C: Costs> Costs for Linked<'_, C> {
         self.costs.shape(members, first)
     }
 
-    fn operation(&self, operation: &Operation, shape: usize) -> OperationCost {
+    fn operation(&self, operation: &StepOperation, shape: usize) -> OperationCost {
         let cost = self.costs.operation(operation, shape);
         let [gather, reduce, all_reduce] = self.received;
         let received = match operation.channel {

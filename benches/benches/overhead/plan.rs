@@ -1,8 +1,10 @@
 //! How long it takes to plan many units for 1,024 ranks.
 
+use std::sync::Arc;
 use std::time::Instant;
 
-use hsdp_sharding::{Mesh, ModelSpec, Param, Plan, PlanOptions, Rank, Unit};
+use hsdp_sharding::step::{DryRun, Rules};
+use hsdp_sharding::{Mesh, ModelSpec, Param, Plan, PlanOptions, Rank, State, Unit};
 use hsdp_train::{Failure, print};
 
 use crate::options::Options;
@@ -37,8 +39,12 @@ pub(crate) fn measure(options: &Options) -> Result<(), Failure> {
     let units = options.planned_units;
     print(format_args!("{units} units of {} parameters for 1,024 ranks", BLOCK.len()))?;
     let mesh = Mesh::new(16, 64)?;
-    let by_rows: Adapt = |param| param.rows(1);
-    for (name, adapt) in [("cut anywhere", (|param| param) as Adapt), ("by whole rows", by_rows)] {
+    let adapts: [(&str, Adapt); 3] = [
+        ("cut anywhere", |param| param),
+        ("by whole rows", |param| param.rows(1)),
+        ("matrices with owners", with_owner),
+    ];
+    for (name, adapt) in adapts {
         let spec = (0..units).fold(ModelSpec::new(), |spec, unit| spec.unit(block(unit, adapt)));
         let started = Instant::now();
         let plan = Plan::new(spec, mesh, PlanOptions::default())?;
@@ -50,8 +56,22 @@ pub(crate) fn measure(options: &Options) -> Result<(), Failure> {
             "  {name}: planned in {planned:.3} s, with a rank's costs ({bytes} a step, {memory} held) {with_costs:.3} s; \
              the goal is {GOAL} s"
         ))?;
+        let started = Instant::now();
+        let outputs = DryRun::of(&Arc::new(plan), Rules::default(), None, 2).outputs().count();
+        let time = started.elapsed().as_secs_f64();
+        print(format_args!(
+            "  {name}: a step of two microbatches, {outputs} outputs, {time:.3} s"
+        ))?;
     }
     Ok(())
+}
+
+/// A matrix is updated by Muon, whole, by one rank.
+fn with_owner(mut param: Param) -> Param {
+    if param.as_matrices().is_some() {
+        param.state = State::Muon;
+    }
+    param
 }
 
 fn block(index: u32, adapt: Adapt) -> Unit {

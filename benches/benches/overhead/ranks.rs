@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use hsdp::{Error, Mesh, ModelOptions, Plan, Rank, World};
-use hsdp_benches::steps::{Gradients, Size, Steps};
+use hsdp_benches::steps::{GradientCount, Steps, StepsSize};
 use hsdp_benches::stopwatch::Stopwatch;
 use hsdp_benches::times::{least, median};
 use hsdp_comm::{Channel, Tag, WorldOptions, launch};
@@ -28,8 +28,8 @@ const STEPS: u32 = 3;
 
 pub(crate) fn measure(options: &Options) -> Result<(), Failure> {
     let numel = options.numel;
-    let gradients = Gradients::OneForAll;
-    let size = Size { units: UNITS, numel, microbatches: MICROBATCHES, gradients };
+    let gradients = GradientCount::OneForAll;
+    let size = StepsSize { units: UNITS, numel, microbatches: MICROBATCHES, gradients };
     for [_, large] in PAIRS {
         let model = ModelOptions::on(mesh(large)?);
         size.need(&model)?.check(Limit::of_process())?;
@@ -67,13 +67,13 @@ fn mesh([replicate, shard]: [usize; 2]) -> Result<Mesh, Failure> {
 }
 
 /// What rank 0 receives in a step, by the plan.
-fn received(mesh: Mesh, size: Size) -> Result<u64, Failure> {
+fn received(mesh: Mesh, size: StepsSize) -> Result<u64, Failure> {
     let plan = Plan::new(size.spec(), mesh, PlanOptions::default())?;
     Ok(plan.traffic(Rank::new(0), size.microbatches.into()).total().bytes.get())
 }
 
 /// What rank 0 measures of a world's steps, from one meeting of all ranks to the next.
-fn steps_of_a_world(mesh: Mesh, size: Size) -> Result<Vec<Duration>, Failure> {
+fn steps_of_a_world(mesh: Mesh, size: StepsSize) -> Result<Vec<Duration>, Failure> {
     let ran = launch(mesh.world_size(), WorldOptions::default(), |world| {
         run(Steps::new(world.clone(), size, ModelOptions::on(mesh))?, &world)
     });

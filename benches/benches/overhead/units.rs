@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use hsdp::{Error, Mesh, ModelOptions, World};
-use hsdp_benches::steps::{Gradients, Size, Steps};
-use hsdp_benches::stopwatch::{Part, Per, Stopwatch};
+use hsdp_benches::steps::{GradientCount, Steps, StepsSize};
+use hsdp_benches::stopwatch::{Per, StepPart, Stopwatch};
 use hsdp_benches::times::{least, median};
 use hsdp_comm::{Channel, Tag, WorldOptions, launch};
 use hsdp_train::stdout::PrintError;
@@ -29,7 +29,7 @@ pub(crate) fn measure(options: &Options) -> Result<(), Failure> {
     ))?;
     for ranks in [1, 2] {
         let mesh = Mesh::new(1, ranks)?;
-        let size = Size { units, numel: 1, microbatches, gradients: Gradients::OneForAll };
+        let size = StepsSize { units, numel: 1, microbatches, gradients: GradientCount::OneForAll };
         let measured = launch(ranks, WorldOptions::default(), |world| {
             run(Steps::new(world.clone(), size, ModelOptions::on(mesh))?, &world, options)
         });
@@ -56,14 +56,14 @@ fn run(mut steps: Steps, world: &World, options: &Options) -> Result<Measured, E
     Ok(measured)
 }
 
-fn show(ranks: usize, size: Size, measured: &Measured) -> Result<(), PrintError> {
+fn show(ranks: usize, size: StepsSize, measured: &Measured) -> Result<(), PrintError> {
     let each = size.units * size.microbatches;
     let [least_us, median_us] =
         [least, median].map(|of| of(&measured.steps).as_secs_f64() * 1e6 / f64::from(each));
     print(format_args!(
         "  {ranks} ranks: {least_us:.2} us (least), {median_us:.2} us (median) a unit and microbatch; the goal is {GOAL} us"
     ))?;
-    for part in Part::ALL {
+    for part in StepPart::ALL {
         let times: Vec<_> = measured.parts.iter().map(|watch| watch.time(part)).collect();
         let (name, per) = part.name();
         let (count, per) = match per {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
 use hsdp_benches::program::check_threads;
-use hsdp_benches::steps::{Gradients, Size};
+use hsdp_benches::steps::{GradientCount, StepsSize};
 use hsdp_train::Failure;
 
 use crate::steps::mesh;
@@ -71,9 +71,9 @@ impl Options {
         Self { ranks: vec![2, 3], members: vec![2, 3], numel: 64, repeat: 2, ..self }
     }
 
-    pub(crate) fn size(&self) -> Size {
+    pub(crate) fn size(&self) -> StepsSize {
         let Self { units, numel, microbatches, .. } = *self;
-        Size { units, numel, microbatches, gradients: Gradients::OneForAll }
+        StepsSize { units, numel, microbatches, gradients: GradientCount::OneForAll }
     }
 
     /// The command line of a process that measures the same as a rank.

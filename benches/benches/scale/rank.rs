@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use hsdp::{Error, ModelOptions, Offload, Placement, World};
-use hsdp_benches::stopwatch::{Part, Stopwatch};
+use hsdp_benches::stopwatch::{StepPart, Stopwatch};
 use hsdp_benches::times::median;
 use hsdp_comm::control::Job;
 use hsdp_comm::{Channel, Stage, Tag, WorldOptions};
@@ -46,7 +46,7 @@ fn operation(world: World, options: &Options) -> Result<f64, Failure> {
     let model = ModelOptions { placement, ..ModelOptions::on(mesh(world.size())?) };
     let watch = Stopwatch::of_clock(of_thread);
     let watch = run_steps(world, options, model, || Ok(()), watch).map_err(Failure::work)?;
-    let parts = [Part::Forward, Part::Backward, Part::Reduce];
+    let parts = [StepPart::Forward, StepPart::Backward, StepPart::Reduce];
     let spent: Duration = parts.into_iter().map(|part| watch.time(part)).sum();
     Ok(spent.as_secs_f64() / f64::from(operations(options)))
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use hsdp_kernels::cuda::{CudaError, Device, DeviceBuffer, Stream, Together, Whole};
+use hsdp_kernels::cuda::{CudaError, Device, DeviceBuffer, IssueGuard, Stream, Together};
 use hsdp_sharding::DType;
 use nccl_sys::{cudaStream_t, ncclDataType_t, ncclRedOp_t, ncclResult_t};
 
@@ -198,11 +198,11 @@ pub(super) fn issue_together(calls: Vec<Prepared<'_>>) -> Result<(), NotIssued> 
 
 /// Calls of several ranks of this process wait for each other: the turn to issue them, for which
 /// they wait as long as for a call.
-fn whole(calls: &[Prepared<'_>]) -> Result<Option<Whole>, NotIssued> {
+fn whole(calls: &[Prepared<'_>]) -> Result<Option<IssueGuard>, NotIssued> {
     let [Prepared { comm, shape, .. }, _, ..] = calls else { return Ok(None) };
     let began = Instant::now();
     loop {
-        let whole = Whole::begin(LOOK);
+        let whole = IssueGuard::begin(LOOK);
         if whole.is_some() {
             return Ok(whole);
         }

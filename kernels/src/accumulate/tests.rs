@@ -6,22 +6,11 @@ use proptest::prelude::*;
 
 use super::{Fold, contribute, pack, settle};
 use crate::buffer::HostBuffer;
-use crate::convert::{BLOCK, cast};
+use crate::convert::BLOCK;
 use crate::divisor::Divisor;
 use crate::simd::tests::on_both;
+use crate::tests::{FOLDS, REALS, WIRES, buffer};
 use crate::wire::Wire;
-use hsdp_sharding::DType;
-
-const REALS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
-const WIRES: [Wire; 3] = [Wire::F32, Wire::F16, Wire::BF16];
-const FOLDS: [Fold; 2] = [Fold::Replace, Fold::Add];
-
-/// `source` in another dtype.
-fn buffer(dtype: DType, source: &[f32]) -> HostBuffer {
-    let mut buffer = HostBuffer::zeros(dtype, source.len()).unwrap();
-    cast(buffer.values_mut(), source);
-    buffer
-}
 
 /// The result that [`contribute`] promises for one element.
 fn expected(sum: f32, value: f32, pre: Divisor, wire: Wire, fold: Fold) -> u32 {

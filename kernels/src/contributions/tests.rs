@@ -6,17 +6,12 @@ use proptest::prelude::*;
 use super::{FUSED, contribute_all, sum_contributions};
 use crate::accumulate::{Fold, Scaling, contribute, settle};
 use crate::buffer::HostBuffer;
-use crate::convert::cast;
 use crate::divisor::Divisor;
 use crate::inspect::first_non_finite;
 use crate::simd::tests::on_both;
+use crate::tests::{FOLDS, REALS, WIRES, buffer};
 use crate::values::Values;
 use crate::wire::Wire;
-use hsdp_sharding::DType;
-
-const REALS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
-const WIRES: [Wire; 3] = [Wire::F32, Wire::F16, Wire::BF16];
-const FOLDS: [Fold; 2] = [Fold::Replace, Fold::Add];
 
 /// Numbers of every size, with infinities and NaN among them where `specials` says so.
 fn numbers(len: usize, member: usize, specials: Specials) -> Vec<f32> {
@@ -39,12 +34,6 @@ fn numbers(len: usize, member: usize, specials: Specials) -> Vec<f32> {
 enum Specials {
     Kept,
     Replaced,
-}
-
-fn buffer(dtype: DType, source: &[f32]) -> HostBuffer {
-    let mut buffer = HostBuffer::zeros(dtype, source.len()).unwrap();
-    cast(buffer.values_mut(), source);
-    buffer
 }
 
 fn one_by_one(

@@ -4,9 +4,8 @@ use hsdp_sharding::DType;
 use super::{cast, unpack};
 use crate::buffer::HostBuffer;
 use crate::simd::tests::on_both;
+use crate::tests::REALS;
 use crate::values::{Values, ValuesMut};
-
-const REALS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 /// Numbers that f16 and bf16 must round.
 fn thirds(len: usize) -> Vec<f32> {

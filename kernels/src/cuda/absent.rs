@@ -24,7 +24,7 @@ pub fn compile(_: Architecture) -> Result<String, CudaError> {
 
 /// A device that is open: there is none.
 #[derive(Clone, Copy)]
-pub(super) enum Context {}
+pub(super) enum OpenDevice {}
 
 /// A kernel that is loaded on a device.
 #[derive(Clone, Copy, Debug)]
@@ -64,7 +64,7 @@ impl Blas {
     }
 }
 
-impl Context {
+impl OpenDevice {
     pub(super) fn count() -> Result<usize, CudaError> {
         Err(CudaError::NotBuilt)
     }

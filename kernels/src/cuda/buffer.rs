@@ -13,7 +13,7 @@ use hsdp_sharding::DType;
 
 use super::device::Device;
 use super::error::CudaError;
-use super::memory::{Block, Staging, Uses, exhausted};
+use super::memory::{MemoryBlock, Staging, Uses, exhausted};
 use super::stream::{DriverCall, Stream};
 use crate::buffer::HostBuffer;
 use crate::memory::{self, Category, DeviceCharge, charge_on_device};
@@ -41,7 +41,7 @@ const WRITE: &str = "write to a device";
 /// The memory of the elements.
 #[derive(Debug)]
 enum Memory {
-    Own(Block),
+    Own(MemoryBlock),
     Lent(Box<Foreign>),
 }
 

@@ -5,7 +5,7 @@ use std::{fmt, slice};
 
 use parking_lot::Mutex;
 
-use super::driver::{Blas, Context, Loaded};
+use super::driver::{Blas, Loaded, OpenDevice};
 use super::error::CudaError;
 use super::memory::{Pool, Stagings};
 use super::stream::{Events, Stream};
@@ -26,7 +26,7 @@ impl fmt::Display for Architecture {
 /// libraries use, too), its compiled kernels and its memory pool. These live as long as the
 /// process.
 #[derive(Clone)]
-pub struct Device(Context);
+pub struct Device(OpenDevice);
 
 /// The state that all handles to a device share.
 #[derive(Default)]
@@ -66,7 +66,7 @@ impl Device {
         if let Some(known) = devices.iter().find(|device| device.ordinal() == ordinal).cloned() {
             return Ok(known);
         }
-        let device = Self(Context::open(ordinal, OfDevice::default())?);
+        let device = Self(OpenDevice::open(ordinal, OfDevice::default())?);
         devices.extend_from_slice(slice::from_ref(&device));
         Ok(device)
     }
@@ -77,7 +77,7 @@ impl Device {
     /// [`CudaError::NotBuilt`] without the feature `cuda`; [`CudaError::MissingLibrary`] if the
     /// driver cannot be loaded; [`CudaError::Driver`] if a call of the driver fails.
     pub fn count() -> Result<usize, CudaError> {
-        Context::count()
+        OpenDevice::count()
     }
 
     /// The ordinal of the device in the driver, from 0.
@@ -164,7 +164,7 @@ impl Device {
         self.shared().blas.get_or_try_init(|| self.0.blas())
     }
 
-    pub(super) fn context(&self) -> &Context {
+    pub(super) fn context(&self) -> &OpenDevice {
         &self.0
     }
 

@@ -1,4 +1,4 @@
-//! The calls of the driver. All of this crate makes them through [`Context`]; no other module knows
+//! The calls of the driver. All of this crate makes them through [`OpenDevice`]; no other module knows
 //! the bindings.
 
 mod cublas;
@@ -27,7 +27,7 @@ pub const HAS_DEVICES: bool = true;
 
 /// A device that is open. It is never closed, so this is a name for it that any thread may use.
 #[derive(Clone, Copy)]
-pub(super) struct Context(&'static Opened);
+pub(super) struct OpenDevice(&'static Opened);
 
 /// A device, with its primary context, which is never released.
 struct Opened {
@@ -53,7 +53,7 @@ impl Loaded {
     }
 }
 
-impl Context {
+impl OpenDevice {
     pub(super) fn count() -> Result<usize, CudaError> {
         check_driver()?;
         let count = result::init().and_then(|()| result::device::get_count());

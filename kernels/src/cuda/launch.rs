@@ -81,13 +81,13 @@ unsafe impl Argument for Note {}
 pub(super) struct Launch<'a> {
     kernel: CudaKernel,
     /// The number of elements, or fixed numbers of blocks and threads.
-    size: Size,
+    size: LaunchSize,
     arguments: SmallVec<[*mut c_void; MOST_ARGUMENTS]>,
     living: PhantomData<&'a ()>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Size {
+enum LaunchSize {
     Elements(usize),
     Fixed { blocks: u32, threads: u32 },
 }
@@ -95,15 +95,15 @@ enum Size {
 impl<'a> Launch<'a> {
     /// A launch of `kernel` over `len` elements.
     pub(super) fn over(kernel: CudaKernel, len: usize) -> Self {
-        Self::of(kernel, Size::Elements(len))
+        Self::of(kernel, LaunchSize::Elements(len))
     }
 
     /// A launch of `kernel` with fixed numbers of blocks and threads.
     pub(super) fn fixed(kernel: CudaKernel, blocks: u32, threads: u32) -> Self {
-        Self::of(kernel, Size::Fixed { blocks, threads })
+        Self::of(kernel, LaunchSize::Fixed { blocks, threads })
     }
 
-    fn of(kernel: CudaKernel, size: Size) -> Self {
+    fn of(kernel: CudaKernel, size: LaunchSize) -> Self {
         Self { kernel, size, arguments: SmallVec::new(), living: PhantomData }
     }
 
@@ -127,8 +127,8 @@ impl<'a> Launch<'a> {
         let kernel = stream.device().kernel(self.kernel)?;
         let resident = kernel.resident();
         let (blocks, threads) = match self.size {
-            Size::Fixed { blocks, threads } => (blocks, threads),
-            Size::Elements(len) => {
+            LaunchSize::Fixed { blocks, threads } => (blocks, threads),
+            LaunchSize::Elements(len) => {
                 let wanted = len.div_ceil(WIDTH * THREADS as usize);
                 (u32::try_from(wanted).unwrap_or(resident).clamp(1, resident), THREADS)
             }

@@ -27,14 +27,14 @@ pub(super) struct Pool {
 /// The blocks of one size.
 #[derive(Debug, Default)]
 struct Class {
-    spare: Vec<Block>,
+    spare: Vec<MemoryBlock>,
     /// The number of blocks that were allocated from the driver.
     allocations: u64,
 }
 
 /// A piece of device memory.
 #[derive(Debug)]
-pub(super) struct Block {
+pub(super) struct MemoryBlock {
     pub(super) address: u64,
     /// The size of its class, in bytes.
     size: usize,
@@ -111,7 +111,7 @@ impl Pool {
         device: &Device,
         bytes: usize,
         what: &str,
-    ) -> Result<Block, CudaError> {
+    ) -> Result<MemoryBlock, CudaError> {
         let size = class(bytes);
         if let Some(block) = self.spare(size) {
             return Ok(block);
@@ -125,12 +125,12 @@ impl Pool {
         block.ok_or_else(|| exhausted(device, bytes, what))
     }
 
-    fn spare(&self, size: usize) -> Option<Block> {
+    fn spare(&self, size: usize) -> Option<MemoryBlock> {
         self.classes.lock().get_mut(&size)?.spare.pop()
     }
 
     /// A new block; `None` if the device or the budget has no room.
-    fn allocate(&self, device: &Device, size: usize) -> Result<Option<Block>, CudaError> {
+    fn allocate(&self, device: &Device, size: usize) -> Result<Option<MemoryBlock>, CudaError> {
         if !self.budget.take(size) {
             return Ok(None);
         }
@@ -141,10 +141,10 @@ impl Pool {
             return address.map(|_| None);
         };
         self.classes.lock().entry(size).or_default().allocations += 1;
-        Ok(Some(Block { address, size, uses: Uses::default() }))
+        Ok(Some(MemoryBlock { address, size, uses: Uses::default() }))
     }
 
-    pub(super) fn give_back(&self, block: Block) {
+    pub(super) fn give_back(&self, block: MemoryBlock) {
         if !block.uses.0.lock().is_lost {
             self.classes.lock().entry(block.size).or_default().spare.push(block);
         }
@@ -153,7 +153,7 @@ impl Pool {
     /// Frees the spare blocks that the device is done with.
     pub(super) fn release(&self, device: &Device) -> Result<(), CudaError> {
         device.make_current()?;
-        let spare: Vec<Block> = {
+        let spare: Vec<MemoryBlock> = {
             let mut classes = self.classes.lock();
             classes.values_mut().flat_map(|class| mem::take(&mut class.spare)).collect()
         };
@@ -171,7 +171,7 @@ impl Pool {
     }
 }
 
-fn free(device: &Device, block: &Block) -> Result<(), CudaError> {
+fn free(device: &Device, block: &MemoryBlock) -> Result<(), CudaError> {
     // SAFETY: CU-4, the block was spare, so no buffer holds it; it is dropped now.
     let freed = unsafe { device.context().free(block.address) };
     device.shared().pool.budget.give_back(block.size);

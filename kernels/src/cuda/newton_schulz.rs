@@ -115,14 +115,14 @@ impl Stream {
             return Ok(());
         }
         let NewtonSchulzBuffers { gram, polynomial, next, rounded, squares, .. } = buffers;
-        let DeviceMatrixMut { buffer: matrix, start, sizes } = matrix;
+        let DeviceMatrixMut { buffer: matrix, start, rows, columns } = matrix;
         self.squares(by.dtype, matrix, range.clone(), squares)?;
         self.normalize(by, matrix, range.clone(), rounded.as_mut(), squares)?;
         let own = match rounded {
-            Some(rounded) => DeviceMatrixMut { buffer: rounded, start: 0, sizes },
-            None => DeviceMatrixMut { buffer: &mut *matrix, start, sizes },
+            Some(rounded) => DeviceMatrixMut { buffer: rounded, start: 0, rows, columns },
+            None => DeviceMatrixMut { buffer: &mut *matrix, start, rows, columns },
         };
-        let x = [own, DeviceMatrixMut { buffer: next, start: 0, sizes }];
+        let x = [own, DeviceMatrixMut { buffer: next, start: 0, rows, columns }];
         let mut iteration = DeviceIteration { stream: self, x, gram, polynomial, product };
         let coefficients = by.coefficients.map(nearest_f32);
         (0..by.steps).try_for_each(|_| iteration.step(coefficients))?;
@@ -172,7 +172,7 @@ fn check(
     buffers: &NewtonSchulzBuffers,
 ) -> Result<Range<usize>, CudaError> {
     let refuse = |problem| Err(CudaError::Mismatch { operation: OPERATION, problem });
-    let &DeviceMatrixMut { ref buffer, start, sizes: (rows, columns) } = matrix;
+    let &DeviceMatrixMut { ref buffer, start, rows, columns } = matrix;
     let len = buffer.len();
     buffer.check(OPERATION, DType::F32, len)?;
     let own = buffers.dtype;
@@ -185,7 +185,7 @@ fn check(
     if own != dtype {
         return refuse(format!("iterations in {dtype} with buffers of {own}"));
     }
-    let (whole, square) = largest([matrix.sizes])?;
+    let (whole, square) = largest([(rows, columns)])?;
     let most = buffers.next.len();
     let widest = buffers.gram.len();
     if whole > most || square > widest {
@@ -211,31 +211,33 @@ impl DeviceIteration<'_> {
     /// A = X X^T; B = b A + c A A; X = a X + B X.
     fn step(&mut self, [a, b, c]: [f32; 3]) -> Result<(), CudaError> {
         let Self { stream, x: [x, next], gram, polynomial, product } = self;
-        let (rows, columns) = x.sizes;
+        let &mut DeviceMatrixMut { rows, columns, .. } = x;
         let short = rows.min(columns);
         let count = rows * columns;
         let matrix = by_rows(x.buffer, x.start, rows, columns);
         let wide = if rows > columns { matrix.t() } else { matrix };
         let [left, right] = [wide, wide.t()];
-        let target = (&mut **gram, 0);
-        product.multiply(stream, Product { target, left, right, take: 1.0, keep: 0.0 })?;
+        let of_gram = Product { target: gram, start: 0, left, right, take: 1.0, keep: 0.0 };
+        product.multiply(stream, of_gram)?;
         let square = 0..short * short;
         polynomial.copy(stream, square.clone(), gram, square)?;
         let gram = by_rows(gram, 0, short, short);
-        let target = (&mut **polynomial, 0);
-        product.multiply(stream, Product { target, left: gram, right: gram, take: c, keep: b })?;
+        let target = &mut **polynomial;
+        let squared = Product { target, start: 0, left: gram, right: gram, take: c, keep: b };
+        product.multiply(stream, squared)?;
         let to = next.start..next.start + count;
         next.buffer.copy(stream, to, x.buffer, x.start..x.start + count)?;
         let b = by_rows(polynomial, 0, short, short);
         // A matrix with more rows than columns is the transpose of X.
         let [left, right] = if rows > columns { [matrix, b.t()] } else { [b, matrix] };
-        let target = (&mut *next.buffer, next.start);
-        product.multiply(stream, Product { target, left, right, take: 1.0, keep: a })?;
+        let start = next.start;
+        let of_next = Product { target: next.buffer, start, left, right, take: 1.0, keep: a };
+        product.multiply(stream, of_next)?;
         mem::swap(x, next);
         Ok(())
     }
 }
 
 fn by_rows(buffer: &DeviceBuffer, start: usize, rows: usize, columns: usize) -> DeviceMatrix<'_> {
-    DeviceMatrix { buffer, start, sizes: (rows, columns), stored: Stored::ByRows }
+    DeviceMatrix { buffer, start, rows, columns, stored: Stored::ByRows }
 }

@@ -29,9 +29,10 @@ pub trait MatrixProduct: fmt::Debug + Send {
 /// or all are bf16.
 #[derive(Debug)]
 pub struct Product<'a> {
-    /// The buffer of the target, and the first element of the target there. Its rows are one after
-    /// the other. With `keep` 0 it is not read.
-    pub target: (&'a mut DeviceBuffer, usize),
+    /// The buffer of the target. Its rows are one after the other. With `keep` 0 it is not read.
+    pub target: &'a mut DeviceBuffer,
+    /// The first element of the target in its buffer.
+    pub start: usize,
     /// The left matrix.
     pub left: DeviceMatrix<'a>,
     /// The right matrix, with as many rows as the left one has columns.
@@ -49,8 +50,10 @@ pub struct DeviceMatrix<'a> {
     pub buffer: &'a DeviceBuffer,
     /// The first element.
     pub start: usize,
-    /// The numbers of rows and columns.
-    pub sizes: (usize, usize),
+    /// The number of rows.
+    pub rows: usize,
+    /// The number of columns.
+    pub columns: usize,
     /// The order of its elements.
     pub stored: Stored,
 }
@@ -62,8 +65,10 @@ pub struct DeviceMatrixMut<'a> {
     pub buffer: &'a mut DeviceBuffer,
     /// The first element.
     pub start: usize,
-    /// The numbers of rows and columns.
-    pub sizes: (usize, usize),
+    /// The number of rows.
+    pub rows: usize,
+    /// The number of columns.
+    pub columns: usize,
 }
 
 /// The order of the elements of a matrix in memory.
@@ -79,12 +84,11 @@ impl<'a> DeviceMatrix<'a> {
     /// The transpose, in the same memory.
     #[must_use]
     pub fn t(self) -> Self {
-        let (rows, columns) = self.sizes;
         let stored = match self.stored {
             Stored::ByRows => Stored::ByColumns,
             Stored::ByColumns => Stored::ByRows,
         };
-        Self { sizes: (columns, rows), stored, ..self }
+        Self { rows: self.columns, columns: self.rows, stored, ..self }
     }
 
     /// The elements from the first of a row to the first of the next; or of columns, if columns are
@@ -92,8 +96,8 @@ impl<'a> DeviceMatrix<'a> {
     #[must_use]
     pub fn stride(&self) -> usize {
         match self.stored {
-            Stored::ByRows => self.sizes.1,
-            Stored::ByColumns => self.sizes.0,
+            Stored::ByRows => self.columns,
+            Stored::ByColumns => self.rows,
         }
     }
 }
@@ -104,21 +108,23 @@ impl Product<'_> {
     /// # Errors
     /// [`CudaError::Mismatch`] if they do not, or if the buffers are not all of f32 or all of bf16.
     pub fn check(&self) -> Result<(), CudaError> {
-        let (rows, inner) = self.left.sizes;
-        let (also, columns) = self.right.sizes;
-        let dtype = self.target.0.dtype();
-        let operands = [
-            ("the target", &*self.target.0, self.target.1, (rows, columns)),
-            ("the left matrix", self.left.buffer, self.left.start, (rows, inner)),
-            ("the right matrix", self.right.buffer, self.right.start, (also, columns)),
-        ];
-        if inner != also {
-            return refuse(format!("the left matrix has {inner} columns, the right {also} rows"));
+        let Self { left, right, .. } = self;
+        let dtype = self.target.dtype();
+        let buffer = &*self.target;
+        let target = DeviceMatrix { buffer, start: self.start, columns: right.columns, ..*left };
+        if left.columns != right.rows {
+            return refuse(format!(
+                "the left matrix has {} columns, the right {} rows",
+                left.columns, right.rows
+            ));
         }
         if !matches!(dtype, DType::F32 | DType::BF16) {
             return refuse(format!("the target is {dtype}, but must be f32 or bf16"));
         }
-        for (operand, buffer, start, (rows, columns)) in operands {
+        for (operand, matrix) in
+            [("the target", &target), ("the left matrix", left), ("the right matrix", right)]
+        {
+            let &DeviceMatrix { buffer, start, rows, columns, .. } = matrix;
             let len = buffer.len();
             let own = buffer.dtype();
             let end = rows.checked_mul(columns).and_then(|count| start.checked_add(count));
@@ -159,8 +165,10 @@ pub(super) struct Gemm {
     pub(super) factors: [Operand; 2],
     /// The factors of the product, and of the target.
     pub(super) scales: [f32; 2],
-    /// Address and bytes.
-    pub(super) workspace: (u64, usize),
+    /// The address of the workspace.
+    pub(super) workspace: u64,
+    /// The bytes of the workspace.
+    pub(super) workspace_bytes: usize,
 }
 
 /// A factor of a product.
@@ -168,8 +176,9 @@ pub(super) struct Gemm {
 #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only the driver reads it"))]
 pub(super) struct Operand {
     pub(super) address: u64,
-    /// How it is stored, with the elements from a row or a column to the next.
-    pub(super) stored: (Stored, usize),
+    pub(super) stored: Stored,
+    /// The elements from a row or a column to the next.
+    pub(super) stride: usize,
 }
 
 impl Cublas {
@@ -197,9 +206,9 @@ fn workspace(architecture: Architecture) -> usize {
 impl MatrixProduct for Cublas {
     fn multiply(&mut self, stream: &Stream, product: Product<'_>) -> Result<(), CudaError> {
         product.check()?;
-        let Product { target: (target, start), left, right, take, keep } = product;
-        let rows = left.sizes.0;
-        let columns = right.sizes.1;
+        let Product { target, start, left, right, take, keep } = product;
+        let rows = left.rows;
+        let columns = right.columns;
         if rows == 0 || columns == 0 {
             return Ok(());
         }
@@ -208,10 +217,11 @@ impl MatrixProduct for Cublas {
         let gemm = Gemm {
             dtype: target.dtype(),
             target: target.address(start),
-            sizes: [columns, rows, left.sizes.1],
+            sizes: [columns, rows, left.columns],
             factors: [operand(right.t()), operand(left.t())],
             scales: [take, keep],
-            workspace: (self.workspace.address(0), self.workspace.len() * size_of::<f32>()),
+            workspace: self.workspace.address(0),
+            workspace_bytes: self.workspace.len() * size_of::<f32>(),
         };
         let blas = stream.device().blas()?;
         let writes = &mut [target, &mut self.workspace];
@@ -224,6 +234,9 @@ impl MatrixProduct for Cublas {
 }
 
 fn operand(matrix: DeviceMatrix<'_>) -> Operand {
-    let stored = (matrix.stored, matrix.stride().max(1));
-    Operand { address: matrix.buffer.address(matrix.start), stored }
+    Operand {
+        address: matrix.buffer.address(matrix.start),
+        stored: matrix.stored,
+        stride: matrix.stride().max(1),
+    }
 }

@@ -206,7 +206,7 @@ impl Stream {
     /// Issues several operations of another library on as many streams, by one `call`, for
     /// operations that a library issues only together. `call` gets the driver's handles to the
     /// streams in the order of `parts`. Operations that wait for each other are issued under a
-    /// [`Whole`](super::Whole), which the caller has.
+    /// [`IssueGuard`](super::IssueGuard), which the caller has.
     ///
     /// If `call` fails, the memory of all these buffers is never used again, and the streams are
     /// never destroyed, because the library may still be issuing the operations.
@@ -361,12 +361,12 @@ struct Slot {
 /// One of the users of an event. When the last is dropped, the event is unused. It costs no
 /// allocation, as an `Arc` would.
 #[derive(Debug)]
-struct Event(&'static Slot);
+struct DeviceEvent(&'static Slot);
 
 /// The end of an operation, or of all operations that were issued on a stream so far.
 #[derive(Clone, Debug)]
 pub struct Moment {
-    event: Event,
+    event: DeviceEvent,
     /// The stream on which it was issued.
     pub(super) stream: u64,
     /// The number of the operation on that stream, from 1.
@@ -375,12 +375,12 @@ pub struct Moment {
 
 /// An event that is not yet recorded, and becomes a moment.
 #[derive(Debug)]
-pub(super) struct Upcoming(Event);
+pub(super) struct Upcoming(DeviceEvent);
 
 impl Upcoming {
     /// Takes an event before an operation is issued, so that every issued operation has an event.
     pub(super) fn new(device: &Device) -> Result<Self, CudaError> {
-        Event::take(device).map(Self)
+        DeviceEvent::take(device).map(Self)
     }
 
     /// Records the end of all operations that were issued on `raw` so far, as number `number` of
@@ -438,7 +438,7 @@ impl Moment {
     }
 }
 
-impl Event {
+impl DeviceEvent {
     fn take(device: &Device) -> Result<Self, CudaError> {
         let unused = device.shared().events.0.lock().pop();
         let slot = unused.map_or_else(|| Slot::new(device), Ok)?;
@@ -455,7 +455,7 @@ impl Slot {
     }
 }
 
-impl Clone for Event {
+impl Clone for DeviceEvent {
     fn clone(&self) -> Self {
         self.0.users.fetch_add(1, Ordering::Relaxed);
         Self(self.0)
@@ -464,7 +464,7 @@ impl Clone for Event {
 
 /// Streams that wait for the event have their wait issued already. Recording the event anew does
 /// not change these waits.
-impl Drop for Event {
+impl Drop for DeviceEvent {
     fn drop(&mut self) {
         if self.0.users.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.0.device.shared().events.0.lock().push(self.0);
@@ -478,11 +478,11 @@ static ISSUED: RwLock<()> = RwLock::new(());
 /// Held from before the first of operations that wait for each other until all of them are issued.
 /// No other thread issues such operations meanwhile, or makes a call that is [`Apart`] from them.
 #[derive(Debug)]
-pub struct Whole {
+pub struct IssueGuard {
     _guard: RwLockWriteGuard<'static, ()>,
 }
 
-impl Whole {
+impl IssueGuard {
     /// Waits for its turn for `limit` at most; `None` if it has not come.
     #[must_use]
     pub fn begin(limit: Duration) -> Option<Self> {

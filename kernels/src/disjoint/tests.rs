@@ -4,11 +4,10 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use hsdp_sharding::DType;
-
 use super::{DisjointBuffer, DisjointVec};
 use crate::buffer::HostBuffer;
 use crate::convert::cast;
+use crate::tests::REALS;
 
 #[test]
 fn threads_fill_one_vector() {
@@ -33,7 +32,7 @@ fn threads_fill_one_vector() {
 
 #[test]
 fn claimed_blocks_cover_a_buffer() {
-    for dtype in [DType::F32, DType::F16, DType::BF16] {
+    for dtype in REALS {
         let target = DisjointBuffer::from(HostBuffer::zeros(dtype, 10).unwrap());
         let next = AtomicUsize::new(0);
         thread::scope(|scope| {

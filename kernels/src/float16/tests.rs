@@ -5,6 +5,7 @@ use half::{bf16, f16};
 
 use super::{narrow_bf16, narrow_f16, round_to_f16, widen_bf16, widen_f16};
 use crate::simd::tests::on_both;
+use crate::tests::bits;
 
 /// Values from the whole range of f32, with tails of every length. Infinities, NaN, subnormals,
 /// overflows and ties are among them.
@@ -18,10 +19,6 @@ fn sources() -> impl Iterator<Item = Vec<f32>> {
         .chain([signalling, -signalling])
         .collect();
     (0..19).map(move |skipped| values[skipped..].to_vec()).chain((0..19).map(|len| vec![0.1; len]))
-}
-
-fn bits(values: &[f32]) -> Vec<u32> {
-    values.iter().map(|value| value.to_bits()).collect()
 }
 
 #[test]

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::tests::scattered;
 
 /// The product by its definition, in f64, and the bound of an f32 product's error.
 fn by_definition([a, b]: [Matrix<'_>; 2]) -> Vec<(f64, f64)> {
@@ -14,13 +15,9 @@ fn by_definition([a, b]: [Matrix<'_>; 2]) -> Vec<(f64, f64)> {
     (0..a.rows).flat_map(|row| (0..b.columns).map(move |column| element(row, column))).collect()
 }
 
-fn values(len: usize) -> Vec<f32> {
-    (0..len).map(|index| ((index * 7919) % 1013) as f32 / 500.0 - 1.0).collect()
-}
-
 fn check([rows, inner, columns]: [usize; 3], transposed: [bool; 2], fold: Fold) {
-    let left = values(rows * inner);
-    let right = values(inner * columns);
+    let left = scattered(rows * inner);
+    let right = scattered(inner * columns);
     let of = |values, rows, columns, transposed| match transposed {
         true => Matrix::new(values, columns, rows).t(),
         false => Matrix::new(values, rows, columns),
@@ -57,8 +54,8 @@ fn products_may_be_large() {
 
 #[test]
 fn the_bits_do_not_depend_on_the_threads() {
-    let left = values(300 * 200);
-    let right = values(200 * 250);
+    let left = scattered(300 * 200);
+    let right = scattered(200 * 250);
     let pair = [Matrix::new(&left, 300, 200), Matrix::new(&right, 200, 250)];
     let product = |threads| {
         let mut product = vec![0.0; 300 * 250];
@@ -74,7 +71,7 @@ fn the_bits_do_not_depend_on_the_threads() {
 
 #[test]
 fn some_columns_of_a_matrix_are_those_and_no_others() {
-    let values = values(6 * 7);
+    let values = scattered(6 * 7);
     let identity = |size: usize| -> Vec<f32> {
         (0..size * size).map(|at| if at % (size + 1) == 0 { 1.0 } else { 0.0 }).collect()
     };
@@ -100,7 +97,7 @@ fn some_columns_of_a_matrix_are_those_and_no_others() {
 #[test]
 #[should_panic(expected = "2..8 of 7 columns")]
 fn columns_that_are_not_there_are_refused() {
-    let _ = Matrix::new(&values(42), 6, 7).columns(2..8);
+    let _ = Matrix::new(&scattered(42), 6, 7).columns(2..8);
 }
 
 #[test]
@@ -114,7 +111,7 @@ fn products_of_nothing_are_zeros() {
 #[test]
 #[should_panic(expected = "the inner sizes of a product")]
 fn matrices_that_do_not_fit_are_refused() {
-    let values = values(6);
+    let values = scattered(6);
     let matrix = Matrix::new(&values, 2, 3);
     matmul(&mut [0.0; 4], Fold::Replace, [matrix, matrix], Threads::One);
 }

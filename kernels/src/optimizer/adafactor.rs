@@ -255,7 +255,7 @@ pub fn adafactor(
 }
 
 /// The elements of a run that lie in one row.
-struct Part {
+struct RowPart {
     /// The row, of those of all matrices.
     row: usize,
     /// The columns, of those of all matrices.
@@ -266,7 +266,7 @@ struct Part {
 
 impl MatrixRun {
     #[inline(always)]
-    fn parts(self, len: usize) -> impl Iterator<Item = Part> {
+    fn parts(self, len: usize) -> impl Iterator<Item = RowPart> {
         let Self { start, rows, columns } = self;
         let end = start + len;
         (start / columns..end.div_ceil(columns)).map(move |row| {
@@ -275,7 +275,7 @@ impl MatrixRun {
             let first = row / rows * columns + from % columns;
             let columns = first..first + (to - from);
             let elements = from - start..to - start;
-            Part { row, columns, elements }
+            RowPart { row, columns, elements }
         })
     }
 }
@@ -324,7 +324,7 @@ impl Variance<'_> {
                     "adafactor: lengths of gradient and moments differ"
                 );
                 blocks(0..gradient.len(), |block| {
-                    let updates = Updates { clip, least, factor: 1.0 };
+                    let updates = UpdateFactors { clip, least, factor: 1.0 };
                     let moments = &moments[block.clone()];
                     updates.of(&gradient[block.clone()], moments, |update| act(block, update));
                 });
@@ -333,7 +333,7 @@ impl Variance<'_> {
                 let run = MatrixRun { start, rows: of.rows, columns: of.columns };
                 for part in run.parts(gradient.len()) {
                     let factor = of.row_moments[part.row] / of.means[part.row / of.rows];
-                    let updates = Updates { clip, least: of.least, factor };
+                    let updates = UpdateFactors { clip, least: of.least, factor };
                     let begin = part.elements.start;
                     let columns = &of.column_moments[part.columns];
                     blocks(part.elements, |block| {
@@ -348,14 +348,14 @@ impl Variance<'_> {
 
 /// The factors of the updates of consecutive elements.
 #[derive(Clone, Copy)]
-struct Updates {
+struct UpdateFactors {
     clip: f32,
     least: f32,
     /// The factor of a moment that makes it a variance.
     factor: f32,
 }
 
-impl Updates {
+impl UpdateFactors {
     /// Calls `act` with the updates of at most [`BLOCK`] elements.
     #[inline(always)]
     fn of(self, gradient: &[f32], moments: &[f32], act: impl FnOnce(&[f32])) {

@@ -13,8 +13,13 @@ const FIRST: u32 = (127 - 23) << 7;
 /// The number of buckets of each sign: up to 1, whose bucket is the last.
 const BUCKETS: usize = (127 << 7) - FIRST as usize + 1;
 
-/// A map of dynamic quantization. A code is found without a search: the bucket of a number says its
-/// code up to one boundary.
+/// A map of dynamic quantization: the numbers from -1 or 0 to 1 for which codes stand. A code is
+/// found without a search: the bucket of a number says its code up to one boundary.
+///
+/// Source: Dettmers et al., "8-bit optimizers via block-wise quantization", arXiv 2110.02861,
+/// sections 2.1 and 2.2. The numbers are those of `create_dynamic_map(signed, max_exponent_bits=7,
+/// total_bits=8)` of its implementation bitsandbytes, except for their last bit: each is computed
+/// in f64 and rounded to f32 once.
 #[derive(Debug)]
 pub(super) struct DynamicMap {
     /// The number of each code, in ascending order.
@@ -28,6 +33,8 @@ pub(super) struct DynamicMap {
 }
 
 impl DynamicMap {
+    /// Returns the map of numbers of both signs, for a first moment: 0 has code 127, and 1 has code
+    /// 255. The least is about -0.993, with code 0.
     pub(super) fn signed() -> &'static Self {
         static MAP: LazyLock<DynamicMap> = LazyLock::new(|| {
             let positive = (1..128).map(|place| magnitude(place, 1));
@@ -37,6 +44,7 @@ impl DynamicMap {
         &MAP
     }
 
+    /// Returns the map of numbers from 0, for a second moment: 0 has code 0, and 1 has code 255.
     pub(super) fn unsigned() -> &'static Self {
         static MAP: LazyLock<DynamicMap> = LazyLock::new(|| {
             let numbers = (2..256).map(|place| magnitude(place, 2));

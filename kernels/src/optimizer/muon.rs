@@ -66,7 +66,13 @@ pub fn muon(
     assert_eq!(gradient.len(), len, "muon: lengths of gradient and parameter differ");
     assert_eq!(direction.len(), len, "muon: lengths of direction and parameter differ");
     assert_eq!(momentum.len(), len, "muon: lengths of momentum and parameter differ");
-    dispatch(Move { factors: MuonFactors::of(step), parameter, gradient, direction, momentum });
+    dispatch(MuonUpdate {
+        factors: MuonFactors::of(step),
+        parameter,
+        gradient,
+        direction,
+        momentum,
+    });
 }
 
 /// The factors of an element's update, each computed in f64 and rounded to f32 once.
@@ -114,7 +120,7 @@ impl Kernel for Direct<'_> {
     }
 }
 
-struct Move<'a> {
+struct MuonUpdate<'a> {
     factors: MuonFactors,
     parameter: &'a mut [f32],
     gradient: &'a [f32],
@@ -122,7 +128,7 @@ struct Move<'a> {
     momentum: &'a mut [f32],
 }
 
-impl Kernel for Move<'_> {
+impl Kernel for MuonUpdate<'_> {
     #[inline(always)]
     fn run(self) {
         let factors = self.factors;

@@ -51,15 +51,15 @@ pub fn sgd(step: &SgdStep, parameter: &mut [f32], gradient: &[f32], velocity: Op
     let factors = SgdFactors::of(step);
     let Some(velocity) = velocity else {
         assert!(step.momentum == 0.0, "sgd: momentum {} without a velocity", step.momentum);
-        return dispatch(Plain { factors, parameter, gradient });
+        return dispatch(WithoutVelocity { factors, parameter, gradient });
     };
     assert_eq!(velocity.len(), len, "sgd: lengths of velocity and parameter differ");
     match step.kind {
         MomentumKind::Classic => {
-            dispatch(WithVelocity { factors, direction: Along, parameter, gradient, velocity });
+            dispatch(WithVelocity { factors, direction: Classic, parameter, gradient, velocity });
         }
         MomentumKind::Nesterov => {
-            dispatch(WithVelocity { factors, direction: Ahead, parameter, gradient, velocity });
+            dispatch(WithVelocity { factors, direction: Nesterov, parameter, gradient, velocity });
         }
     }
 }
@@ -89,13 +89,13 @@ impl SgdFactors {
     }
 }
 
-struct Plain<'a> {
+struct WithoutVelocity<'a> {
     factors: SgdFactors,
     parameter: &'a mut [f32],
     gradient: &'a [f32],
 }
 
-impl Kernel for Plain<'_> {
+impl Kernel for WithoutVelocity<'_> {
     #[inline(always)]
     fn run(self) {
         for (parameter, &gradient) in self.parameter.iter_mut().zip(self.gradient) {
@@ -110,18 +110,18 @@ trait Direction {
     fn of(&self, gradient: f32, velocity: f32, momentum: f32) -> f32;
 }
 
-struct Along;
+struct Classic;
 
-impl Direction for Along {
+impl Direction for Classic {
     #[inline(always)]
     fn of(&self, _gradient: f32, velocity: f32, _momentum: f32) -> f32 {
         velocity
     }
 }
 
-struct Ahead;
+struct Nesterov;
 
-impl Direction for Ahead {
+impl Direction for Nesterov {
     #[inline(always)]
     fn of(&self, gradient: f32, velocity: f32, momentum: f32) -> f32 {
         gradient + momentum * velocity

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use hsdp_simulator::{Schedules, Verdict, judge};
+use hsdp_simulator::{ScheduleVerdict, Schedules, judge};
 use hsdp_train::stderr::in_one_line;
 use hsdp_train::{file, print};
 
@@ -28,7 +28,7 @@ pub(crate) fn run(options: &CheckArgs) -> Result<CommandOutcome, Box<dyn Error>>
     let mut outcome = CommandOutcome::Well;
     for file in &options.files {
         let verdict = judge(&read(file)?);
-        if verdict != Verdict::Ok {
+        if verdict != ScheduleVerdict::Ok {
             outcome = CommandOutcome::Wrong;
         }
         // Each file has one line, even if its name has a newline.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use hsdp_models::decoder::{Decoder, DecoderConfig, Lora};
 use hsdp_sharding::{ByteCount, DType, ModelSpec, Param, Unit};
 use hsdp_simulator::{
-    Attention, Computation, Error, Hints, Machine, Scores, is_attention, is_lookup,
+    AttentionScores, AttentionShape, Computation, Error, Hints, Machine, is_attention, is_lookup,
 };
 use hsdp_train::file::{FileError, read_text};
 use serde::Deserialize;
@@ -26,7 +26,7 @@ const CONFIG: &str = "config.json";
 pub(crate) struct Model {
     pub(crate) spec: ModelSpec,
     /// Attentions by the name of the unit.
-    attentions: HashMap<String, Attention>,
+    attentions: HashMap<String, AttentionShape>,
     /// Names of parameters with rows that are looked up.
     lookups: HashSet<String>,
     /// Names of parameters that the computation reads once more, after the last unit, without a tie
@@ -78,7 +78,7 @@ impl Model {
 
     /// Finds lookups and attentions by the names of parameters. The units with attention get
     /// `attentions`, one after the other.
-    fn by_names(spec: ModelSpec, attentions: impl IntoIterator<Item = Attention>) -> Self {
+    fn by_names(spec: ModelSpec, attentions: impl IntoIterator<Item = AttentionShape>) -> Self {
         let units = spec.units().iter().filter(|unit| unit.params.iter().any(is_attention));
         let attentions = units.map(|unit| unit.name.clone()).zip(attentions).collect();
         let lookups = spec.params().map(|(_, param)| param).filter(|param| is_lookup(param));
@@ -147,7 +147,7 @@ fn gpt2_small() -> Model {
     let spec = (0..12).fold(ModelSpec::new().unit(root), |spec, layer| {
         spec.unit(gpt2_block(&format!("h.{layer}"), WIDTH))
     });
-    let attention = Attention { heads: 12, size: 64, scores: Scores::Fused };
+    let attention = AttentionShape { heads: 12, size: 64, scores: AttentionScores::Fused };
     Model::by_names(spec.tie("lm_head.weight", "wte.weight"), iter::repeat(attention))
 }
 
@@ -171,7 +171,7 @@ fn gpt2_block(name: &str, width: usize) -> Unit {
 
 /// Keys that distinguish a `config.json` from a model of `PLAN.md`.
 #[derive(Deserialize)]
-struct ConfigKeys {
+struct DistinguishingKeys {
     model_type: Option<IgnoredAny>,
     units: Option<IgnoredAny>,
 }
@@ -179,8 +179,8 @@ struct ConfigKeys {
 /// Returns whether a text is a `config.json`, and no model of `PLAN.md`. Both readers refuse a text
 /// that is no JSON.
 fn is_config(text: &str) -> bool {
-    match serde_json::from_str::<ConfigKeys>(text) {
-        Ok(ConfigKeys { model_type, units }) => model_type.is_some() && units.is_none(),
+    match serde_json::from_str::<DistinguishingKeys>(text) {
+        Ok(DistinguishingKeys { model_type, units }) => model_type.is_some() && units.is_none(),
         Err(_) => text.contains("\"model_type\"") && !text.contains("\"units\""),
     }
 }
@@ -195,10 +195,10 @@ fn read_decoder(text: &str, adapters: Option<Adapters>) -> Result<Model, String>
     let decoder = adapted(Decoder::new(config), adapters);
     let spec = decoder.spec().map_err(|error| error.to_string())?;
     let config = decoder.config();
-    let attentions = config.layers.iter().map(|layer| Attention {
+    let attentions = config.layers.iter().map(|layer| AttentionShape {
         heads: config.num_attention_heads,
         size: config.head_dim,
-        scores: layer.window.map_or(Scores::Fused, Scores::Window),
+        scores: layer.window.map_or(AttentionScores::Fused, AttentionScores::Window),
     });
     let mut model = Model::by_names(spec, attentions);
     model.most_tokens = Some(config.max_position_embeddings);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use clap::{Args, ValueEnum};
 use hsdp_sharding::step::{DryRun, Output, Rules, Sequences, UnitOrder};
 use hsdp_sharding::{AfterForward, Flow, Plan, UnitId};
-use hsdp_simulator::{Microbatches, Orders, Placement, Schedules};
+use hsdp_simulator::{Microbatches, ModelPlacement, Orders, Schedules};
 use hsdp_train::{print, print_json};
 use serde_json::{Map, Value, json};
 
@@ -227,8 +227,8 @@ fn line(part: &str, outputs: &[Output]) -> String {
 /// given.
 fn schedules_of(plan: &Plan, options: &PlanArgs) -> Result<Schedules, hsdp_simulator::Error> {
     let placement = match options.device {
-        PlanDevice::Cpu => Placement::Host,
-        PlanDevice::Cuda => Placement::Device,
+        PlanDevice::Cpu => ModelPlacement::Host,
+        PlanDevice::Cuda => ModelPlacement::Device,
     };
     let microbatches = Microbatches::Given(options.choices.microbatches);
     Orders::all_present(&Arc::new(plan.clone()), microbatches, placement)

@@ -40,9 +40,9 @@ fn train(options: &Options, ranks: &Ranks) -> Result<(), Failure> {
         while run.next_step()?.is_some() {
             let gradients = run.gradients(|pass, place| -> Result<(), Error> {
                 // Your batch goes here. The number is another one on each rank and in each step.
-                let batch = batch(1 + options.run.number_of(place))?;
+                let (x, target) = batch(1 + options.run.number_of(place))?;
                 let pass = Pass::new(pass)?;
-                let mean = loss(&pass, &batch)?;
+                let mean = loss(&pass, &x, &target)?;
                 pass.backward(&mean, 16).map(drop) // a mean of 16 items
             })?;
             run.update(|model, adamw| {
@@ -50,9 +50,10 @@ fn train(options: &Options, ranks: &Ranks) -> Result<(), Failure> {
                 adamw.step(model, gradients.clip(1.0))
             })?;
             run.evaluate(|model, _| -> Result<f64, Error> {
+                let (x, target) = held_out;
                 let mut evaluation = model.evaluation()?;
                 let pass = Pass::new(evaluation.batch()?)?;
-                let mean = loss(&pass, held_out)?.to_scalar::<f32>()?;
+                let mean = loss(&pass, x, target)?.to_scalar::<f32>()?;
                 pass.finish()?;
                 Ok(evaluation.mean(16.0 * f64::from(mean), 16)?)
             })?;
@@ -66,7 +67,7 @@ fn spec() -> ModelSpec {
     ModelSpec::new().unit(hidden).unit(Unit::new("output").param(Param::new("w2", [1, 32])))
 }
 
-fn loss(units: &dyn Units, (x, target): &(Tensor, Tensor)) -> candle_core::Result<Tensor> {
+fn loss(units: &dyn Units, x: &Tensor, target: &Tensor) -> candle_core::Result<Tensor> {
     let x = units.unit("hidden", x, &mut |p, x| {
         x.matmul(&p.get("w1")?.t()?)?.broadcast_add(&p.get("b1")?)?.relu()
     })?;

@@ -16,7 +16,7 @@ use rayon::prelude::*;
 pub use self::tables::{AllReduceRow, StepRow, read_all_reduces, read_steps};
 
 use self::least_squares::{BoxedProblem, FitPoint, NormalEquations, dot, squares};
-use crate::machine::{Number, Unit};
+use crate::machine::{MeasureUnit, NamedNumber};
 use crate::{Error, Machine, Time};
 
 /// A machine with numbers that were fitted.
@@ -86,7 +86,7 @@ pub fn fit<R: Sync>(
 /// Numbers that are fitted; a point has their places in their ranges.
 struct NumbersFit<'a, R, P> {
     machine: &'a Machine,
-    numbers: Vec<Number>,
+    numbers: Vec<NamedNumber>,
     ranges: Vec<Range>,
     measured: &'a Measurements<'a, R>,
     predict: P,
@@ -180,8 +180,8 @@ impl<R: Sync, P: Fn(&Machine, &R) -> Result<Time, Error> + Sync> NumbersFit<'_, 
 
     /// Returns the error of a number whose best place is at an end.
     fn impossible(&self, index: usize, place: f64) -> Error {
-        let Number { name, unit, .. } = &self.numbers[index];
-        let Unit { least, most, name: unit, .. } = unit;
+        let NamedNumber { name, unit, .. } = &self.numbers[index];
+        let MeasureUnit { least, most, name: unit, .. } = unit;
         let value = format!("{:.4} {unit}", self.ranges[index].value(place));
         let value = value.trim_end();
         problem(format!(
@@ -201,7 +201,7 @@ impl<R: Sync, P: Fn(&Machine, &R) -> Result<Time, Error> + Sync> NumbersFit<'_, 
         let predicted = predicted.collect::<Result<Vec<_>, Error>>()?;
         let measured = rows.iter().map(|(_, time)| *time);
         let errors = Errors::of(predicted.iter().copied().zip(measured));
-        let fitted = |(it, error): (&Number, &f64)| {
+        let fitted = |(it, error): (&NamedNumber, &f64)| {
             Ok(Fitted { number: number(&machine, &it.name)?, standard_error: *error })
         };
         let numbers = self.numbers.iter().zip(standard_errors).map(fitted);
@@ -215,7 +215,7 @@ fn four_digits(value: f64) -> f64 {
     format!("{value:.3e}").parse().unwrap_or(value)
 }
 
-fn number(machine: &Machine, name: &str) -> Result<Number, Error> {
+fn number(machine: &Machine, name: &str) -> Result<NamedNumber, Error> {
     let found = machine.numbers().into_iter().find(|number| number.name == name);
     found.ok_or_else(|| Error::MachineNumber {
         name: name.to_owned(),
@@ -237,7 +237,7 @@ fn problem(problem: String) -> Error {
 #[derive(Clone, Debug)]
 pub struct Fitted {
     /// The number.
-    pub number: Number,
+    pub number: NamedNumber,
     /// Its standard error, relative to its value: 0.02 is 2 %.
     pub standard_error: f64,
 }
@@ -317,7 +317,7 @@ const LEAST_PART: f64 = 0.15;
 const NEAR_END: f64 = 1e-3;
 
 impl Range {
-    fn new(unit: &Unit) -> Self {
+    fn new(unit: &MeasureUnit) -> Self {
         let is_part = unit.name.is_empty() && !unit.is_whole;
         Self { values: unit.least.max(LEAST_SECONDS)..=unit.most, is_part }
     }

@@ -12,5 +12,5 @@ mod judge;
 mod records;
 mod schedules;
 
-pub use self::judge::{Call, Deadlock, Mismatch, Verdict, judge};
+pub use self::judge::{CallMismatch, Deadlock, ListedCall, ScheduleVerdict, judge};
 pub use self::schedules::{CommunicatorId, Issue, Schedules};

@@ -14,11 +14,11 @@ mod tests;
 pub use self::shape::{Shape, Shapes};
 
 use crate::Time;
-use crate::machine::{Kind, Machine, Threads};
+use crate::machine::{Machine, MachineKind, Threads};
 
 /// A collective whose time can be predicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Collective {
+pub enum CollectiveKind {
     /// Every member gets the elements of all members.
     AllGather,
     /// Member `i` gets the sum of the `i`-th parts of all members.
@@ -47,10 +47,10 @@ pub struct CollectiveCost {
 /// it out. A group of one member copies its buffer.
 ///
 /// ```
-/// use hsdp_simulator::{Collective, Machine, Shapes, collective_cost};
+/// use hsdp_simulator::{CollectiveKind, Machine, Shapes, collective_cost};
 /// let node = Machine::bundled("a100-node")?;
 /// let world = Shapes::new("1x8".parse()?, &node)?.world();
-/// let cost = collective_cost(&node, &world, Collective::AllReduce, 1 << 30);
+/// let cost = collective_cost(&node, &world, CollectiveKind::AllReduce, 1 << 30);
 /// assert!(cost.time.seconds() > 7e-3 && cost.time.seconds() < 9e-3, "{}", cost.time);
 /// # Ok::<(), hsdp_simulator::Error>(())
 /// ```
@@ -58,16 +58,16 @@ pub struct CollectiveCost {
 pub fn collective_cost(
     machine: &Machine,
     shape: &Shape,
-    collective: Collective,
+    collective: CollectiveKind,
     bytes: u64,
 ) -> CollectiveCost {
     let in_memory =
         |idle| Cost { idle, carrying: [memory_passes(machine, shape, collective, bytes), 0.0] };
     let cost = match &machine.kind {
         _ if shape.members() == 1 => in_memory(0.0),
-        Kind::Host(host) => in_memory(meeting(machine, host, shape)),
-        Kind::Device(_) if bytes == 0 => Cost::default(),
-        Kind::Device(device) => {
+        MachineKind::Host(host) => in_memory(meeting(machine, host, shape)),
+        MachineKind::Device(_) if bytes == 0 => Cost::default(),
+        MachineKind::Device(device) => {
             let cost = cards::Route::new(machine, device, shape).cost(collective, bytes);
             Cost { idle: cost.idle + machine.calls.start.value(), ..cost }
         }
@@ -90,8 +90,8 @@ const CHILDREN: usize = 32;
 pub(crate) fn exchange_time(machine: &Machine, world: &Shape) -> Time {
     match &machine.kind {
         _ if world.members() == 1 => Time::ZERO,
-        Kind::Host(host) => Time::saturating(meeting(machine, host, world)),
-        Kind::Device(device) => {
+        MachineKind::Host(host) => Time::saturating(meeting(machine, host, world)),
+        MachineKind::Device(device) => {
             let above = |rank: &usize| (*rank > 0).then(|| (rank - 1) / CHILDREN);
             let depth = std::iter::successors(Some(world.members() - 1), above).count() - 1;
             Time::saturating(device.host.message.value()) * (2 * depth as u64)
@@ -123,12 +123,12 @@ impl Cost {
 /// - all_reduce and all_to_all: `n s` read, `n s` written
 ///
 /// All groups that make it at the same time share the bandwidth.
-fn memory_passes(machine: &Machine, shape: &Shape, collective: Collective, bytes: u64) -> f64 {
+fn memory_passes(machine: &Machine, shape: &Shape, collective: CollectiveKind, bytes: u64) -> f64 {
     let n = shape.members() as f64;
     let buffers = match collective {
-        Collective::AllGather => 1.0 + n,
-        Collective::ReduceScatter => n + 2.0,
-        Collective::AllReduce | Collective::AllToAll => 2.0 * n,
+        CollectiveKind::AllGather => 1.0 + n,
+        CollectiveKind::ReduceScatter => n + 2.0,
+        CollectiveKind::AllReduce | CollectiveKind::AllToAll => 2.0 * n,
     };
     let bandwidth = machine.memory.bandwidth.value() * machine.memory.efficiency.value();
     buffers * bytes as f64 * groups(machine, shape) / bandwidth

@@ -14,7 +14,7 @@ use hsdp_sharding::{ByteCount, DType, ModelSpec, Role, UnitId};
 
 pub use self::kernels::Processor;
 pub(crate) use self::kernels::update_bytes;
-pub use self::shapes::{Attention, Gpt, Hints, Scores, is_attention, is_lookup};
+pub use self::shapes::{AttentionScores, AttentionShape, GptShape, Hints, is_attention, is_lookup};
 
 use self::kernels::Kernels;
 use self::shapes::{LayerProduct, Tied, UnitShapes};
@@ -185,7 +185,7 @@ fn of_product(product: &LayerProduct, batch: &Batch) -> f64 {
 }
 
 /// Returns the operations of two products over all scores, and of four for their gradients.
-fn of_attention(attention: &Attention, batch: &Batch) -> f64 {
+fn of_attention(attention: &AttentionShape, batch: &Batch) -> f64 {
     6.0 * 2.0 * batch.scores(attention) * attention.size as f64
 }
 
@@ -225,7 +225,7 @@ fn kept_bytes(unit: &UnitShapes, batch: &Batch) -> f64 {
     // The first product may be narrower, such as that of an adapter.
     let inputs = unit.products.iter().map(LayerProduct::smaller).max().unwrap_or(0) as f64;
     let computed = unit.widths() * batch.tokens();
-    let stored = unit.attention.filter(|it| it.scores == Scores::Stored);
+    let stored = unit.attention.filter(|it| it.scores == AttentionScores::Stored);
     let scores = stored.map_or(0.0, |attention| batch.scores(&attention));
     let elements = match batch.recompute {
         Recompute::Nothing => OF_SCORE.mul_add(scores, computed),

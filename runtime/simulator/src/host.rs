@@ -13,7 +13,7 @@ use self::script::Script;
 
 /// The memory that holds a rank's part of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Placement {
+pub enum ModelPlacement {
     /// The host's: each channel is a sequence of its own.
     Host,
     /// A device's, with a process for each rank: all operations but exchanges are one sequence.
@@ -42,7 +42,7 @@ impl Microbatches {
 /// Whether a rank has data for a step. Ranks without data take part with weight 0
 /// (`Uneven::ZeroWeight`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Data {
+pub enum DataPresence {
     /// It computes.
     Present,
     /// It computes nothing, and contributes zeros.
@@ -51,20 +51,20 @@ pub enum Data {
 
 /// A step of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Step {
+pub struct RankStep {
     /// The number of microbatches, at least 1.
     pub microbatches: Microbatches,
     /// The memory that holds the model.
-    pub placement: Placement,
+    pub placement: ModelPlacement,
     /// Whether the rank has data.
-    pub data: Data,
+    pub data: DataPresence,
     /// Whether the loss scale is dynamic.
     pub loss_scale: LossScale,
 }
 
 /// One operation, as its members issue it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Operation {
+pub struct StepOperation {
     /// Its channel.
     pub channel: Channel,
     /// Its members.
@@ -81,7 +81,7 @@ pub struct Operation {
     pub unit: Option<UnitId>,
 }
 
-impl Operation {
+impl StepOperation {
     /// Returns the bytes of its elements.
     pub(crate) fn bytes(&self) -> u64 {
         (self.elements as u64).saturating_mul(self.dtype.size_bytes() as u64)
@@ -122,7 +122,7 @@ impl<H> Default for IssuedHandles<H> {
 
 impl<H: Clone> IssuedHandles<H> {
     /// Begins a block.
-    pub(crate) fn begin(&mut self, block: &Block) {
+    pub(crate) fn begin(&mut self, block: &StepBlock) {
         self.here.clear();
         self.here.resize(block.operations.len(), None);
     }
@@ -142,7 +142,7 @@ impl<H: Clone> IssuedHandles<H> {
 
     /// Ends a block. Its reduce-scatters become the earlier ones, unless it has none: the exchange
     /// in which ranks say that they have no other microbatch is a block, too.
-    pub(crate) fn end(&mut self, block: &Block) {
+    pub(crate) fn end(&mut self, block: &StepBlock) {
         if !block.scatters.is_empty() {
             let scatters = block.scatters.iter();
             self.earlier = scatters.filter_map(|index| self.here[*index].clone()).collect();
@@ -174,7 +174,7 @@ pub enum Work {
 pub enum Action {
     /// Issues an operation of this block, unless [`IssueReady`](Self::IssueReady) has issued it.
     Issue(usize),
-    /// Issues the next of the block's [all-reduces](Block::all_reduces), as far as their
+    /// Issues the next of the block's [all-reduces](StepBlock::all_reduces), as far as their
     /// reduce-scatters are complete.
     IssueReady,
     /// The result is needed for what follows.
@@ -189,14 +189,14 @@ pub enum Action {
 
 /// A part of a step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Block {
+pub struct StepBlock {
     /// The number of times in a row.
     pub times: u64,
     /// The microbatch that its first time is or belongs to, from 0.
     pub microbatch: u64,
     /// Its operations; each channel issues its own in this order, and where all channels are one
     /// sequence, all are.
-    pub operations: Vec<Operation>,
+    pub operations: Vec<StepOperation>,
     /// Place of each operation among all of the block, sorted by channel. It is equal on all
     /// members, unlike the index.
     pub places: Vec<usize>,
@@ -213,7 +213,7 @@ pub struct Block {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order {
     /// The parts of the step: the opening, the microbatches, the finish.
-    pub blocks: Vec<Block>,
+    pub blocks: Vec<StepBlock>,
 }
 
 impl Order {
@@ -223,14 +223,14 @@ impl Order {
     /// It holds for optimizers that exchange nothing. All ranks have the same operations in each
     /// channel, in the same order.
     #[must_use]
-    pub fn of(plan: &Arc<Plan>, step: Step) -> Self {
+    pub fn of(plan: &Arc<Plan>, step: RankStep) -> Self {
         Self { blocks: Script::new(plan, step).run() }
     }
 
     /// Returns all operations, each with its microbatch: in the order of issue, channel by channel,
     /// and over all channels on a device.
-    pub fn operations(&self) -> impl Iterator<Item = (u64, &Operation)> {
-        let block = |block: &'_ Block| block.microbatch..block.microbatch + block.times;
+    pub fn operations(&self) -> impl Iterator<Item = (u64, &StepOperation)> {
+        let block = |block: &'_ StepBlock| block.microbatch..block.microbatch + block.times;
         let times =
             self.blocks.iter().flat_map(move |it| block(it).map(move |number| (number, it)));
         times.flat_map(|(number, block)| block.operations.iter().map(move |it| (number, it)))

@@ -24,16 +24,18 @@ pub use self::calibrate::{
     AllReduceRow, Errors, Fit, Fitted, Measurements, StatedError, StepRow, fit, read_all_reduces,
     read_steps,
 };
-pub use self::check::{Call, CommunicatorId, Deadlock, Issue, Mismatch, Schedules, Verdict, judge};
-pub use self::collective::{Collective, CollectiveCost, Shape, Shapes, collective_cost};
+pub use self::check::{
+    CallMismatch, CommunicatorId, Deadlock, Issue, ListedCall, ScheduleVerdict, Schedules, judge,
+};
+pub use self::collective::{CollectiveCost, CollectiveKind, Shape, Shapes, collective_cost};
 pub use self::computation::{
-    Attention, Batch, Computation, Gpt, Hints, Processor, Recompute, Scores, is_attention,
-    is_lookup,
+    AttentionScores, AttentionShape, Batch, Computation, GptShape, Hints, Processor, Recompute,
+    is_attention, is_lookup,
 };
 pub use self::error::Error;
 pub use self::host::{
-    Action, Block, Data, LossScale, Members, Microbatches, Operation, Order, Placement, Reference,
-    Step, Work,
+    Action, DataPresence, LossScale, Members, Microbatches, ModelPlacement, Order, RankStep,
+    Reference, StepBlock, StepOperation, Work,
 };
 pub use self::machine::Machine;
 pub use self::prediction::{Placed, Placing, Prediction, StepMemory, Workload};

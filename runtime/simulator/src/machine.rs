@@ -11,7 +11,8 @@ use hsdp_sharding::{ByteCount, DType};
 use serde::Deserialize;
 
 pub use self::quantity::{
-    Bytes, BytesPerSecond, Count, Flop, FlopPerSecond, Measure, Quantity, Ratio, Seconds, Unit,
+    Bytes, BytesPerSecond, Count, Flop, FlopPerSecond, Measure, MeasureUnit, Quantity, Ratio,
+    Seconds,
 };
 
 use self::quantity::{NumberMut, check, text};
@@ -34,21 +35,21 @@ pub struct Machine {
     /// The costs of a call of a collective.
     pub calls: Calls,
     /// The numbers that only cards have, or only hosts.
-    pub kind: Kind,
+    pub kind: MachineKind,
 }
 
 /// Where ranks compute.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Kind {
+pub enum MachineKind {
     /// On cards, a rank each, with streams of their own.
-    Device(Box<Device>),
+    Device(Box<DeviceMachine>),
     /// On the cores of one host: the ranks' threads compute, and share its memory.
     Host(Threads),
 }
 
 /// The parts of a machine with cards beside them.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Device {
+pub struct DeviceMachine {
     /// The host's memory, and each card's link to it.
     pub host: DeviceHost,
     /// The links between cards.
@@ -57,19 +58,19 @@ pub struct Device {
 
 /// A number of a machine, for people and for fits.
 #[derive(Clone, Debug)]
-pub struct Number {
+pub struct NamedNumber {
     /// Its key in the file: `links.machine.latency`.
     pub name: String,
     /// Its value in the unit.
     pub value: f64,
     /// The unit, with the range of possible values.
-    pub unit: Unit,
+    pub unit: MeasureUnit,
     /// The source of the value.
     pub source: String,
 }
 
 /// Its value with the unit, as a machine file has it.
-impl fmt::Display for Number {
+impl fmt::Display for NamedNumber {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&text(self.value, &self.unit))
     }
@@ -81,10 +82,10 @@ impl Machine {
 
     /// Returns its device; none for a host.
     #[must_use]
-    pub const fn device(&self) -> Option<&Device> {
+    pub const fn device(&self) -> Option<&DeviceMachine> {
         match &self.kind {
-            Kind::Device(device) => Some(device),
-            Kind::Host(_) => None,
+            MachineKind::Device(device) => Some(device),
+            MachineKind::Host(_) => None,
         }
     }
 
@@ -111,10 +112,10 @@ impl Machine {
 
     /// Returns all numbers, in the order of the file.
     #[must_use]
-    pub fn numbers(&self) -> Vec<Number> {
+    pub fn numbers(&self) -> Vec<NamedNumber> {
         let mut numbers = Vec::new();
         self.clone().visit(&mut |NumberMut { name, value, source, unit }| {
-            numbers.push(Number { name, value: *value, unit, source: source.clone() });
+            numbers.push(NamedNumber { name, value: *value, unit, source: source.clone() });
         });
         numbers
     }
@@ -141,8 +142,8 @@ impl Machine {
         self.compute.visit("compute", visit);
         self.calls.visit("calls", visit);
         match &mut self.kind {
-            Kind::Host(threads) => threads.visit("threads", visit),
-            Kind::Device(device) => {
+            MachineKind::Host(threads) => threads.visit("threads", visit),
+            MachineKind::Device(device) => {
                 device.host.visit("host", visit);
                 device.links.machine.visit("links.machine", visit);
                 if let Some(network) = &mut device.links.network {
@@ -368,9 +369,9 @@ impl MachineFile {
         let Self { name, kind, ranks, memory, compute, calls, threads, host, links } = self;
         let kind = match (kind, threads, host, links) {
             (KindName::Device, None, Some(host), Some(links)) => {
-                Kind::Device(Box::new(Device { host, links }))
+                MachineKind::Device(Box::new(DeviceMachine { host, links }))
             }
-            (KindName::Host, Some(threads), None, None) => Kind::Host(threads),
+            (KindName::Host, Some(threads), None, None) => MachineKind::Host(threads),
             (KindName::Device, ..) => {
                 return Err(kind_problem("a device has the tables host and links, and no threads"));
             }

@@ -10,7 +10,7 @@ use hsdp_sharding::{ByteCount, MemoryPlan, Offload, Plan, UnitId};
 pub(crate) use self::on_machine::{MeshGroups, OnMachine, PlanSizes, check_update, update_cost};
 pub use self::placed::{Placed, Placing};
 
-use crate::host::{Microbatches, Placement};
+use crate::host::{Microbatches, ModelPlacement};
 use crate::simulation::{Costs, Orders, Timing};
 use crate::{Batch, Computation, Error, Level, Machine, Time};
 
@@ -122,8 +122,8 @@ impl Workload {
         let of_batch = self.computation.flops(&self.batch);
         let peak = machine.compute.peak(self.batch.dtype).map_or(0.0, |peak| peak.value());
         let processors = match placement(machine) {
-            Placement::Device => ranks as f64,
-            Placement::Host => machine.ranks.value(),
+            ModelPlacement::Device => ranks as f64,
+            ModelPlacement::Host => machine.ranks.value(),
         };
         Prediction {
             timing,
@@ -136,8 +136,8 @@ impl Workload {
 }
 
 /// Returns the memory that holds the model.
-pub(crate) fn placement(machine: &Machine) -> Placement {
-    if machine.device().is_some() { Placement::Device } else { Placement::Host }
+pub(crate) fn placement(machine: &Machine) -> ModelPlacement {
+    if machine.device().is_some() { ModelPlacement::Device } else { ModelPlacement::Host }
 }
 
 /// The memory of a rank in a step: that of the plan, and that of the model's computation.
@@ -154,17 +154,19 @@ pub struct StepMemory {
 }
 
 impl StepMemory {
-    fn of(workload: &Workload, placement: Placement) -> Self {
+    fn of(workload: &Workload, placement: ModelPlacement) -> Self {
         let Workload { plan, computation, batch, offload, .. } = workload;
         let activations = computation.most_kept(batch);
         Self { activations, ..Self::of_plan(plan, *offload, placement) }
     }
 
     /// Returns the memory of a plan, without activations.
-    pub(crate) fn of_plan(plan: &Plan, offload: Offload, placement: Placement) -> Self {
+    pub(crate) fn of_plan(plan: &Plan, offload: Offload, placement: ModelPlacement) -> Self {
         let (planned, offloaded) = match placement {
-            Placement::Host => (plan.memory(), MemoryPlan::default()),
-            Placement::Device => (plan.memory_on_device(offload), plan.memory_offloaded(offload)),
+            ModelPlacement::Host => (plan.memory(), MemoryPlan::default()),
+            ModelPlacement::Device => {
+                (plan.memory_on_device(offload), plan.memory_offloaded(offload))
+            }
         };
         let of_unit =
             |unit: UnitId| plan.spec()[unit].trainable_numel().bytes(plan.compute_dtype(unit));

@@ -26,7 +26,8 @@ pub(crate) use self::actions::actions_done;
 use self::actions::{ColorRanks, SimulatedWorld};
 use self::repetition::{Dependence, Repetition};
 use crate::host::{
-    Data, LossScale, Members, Microbatches, Operation, Order, Placement, Step, Work,
+    DataPresence, LossScale, Members, Microbatches, ModelPlacement, Order, RankStep, StepOperation,
+    Work,
 };
 use crate::{Error, Time};
 
@@ -36,9 +37,9 @@ pub struct Orders {
     /// The mesh.
     pub mesh: Mesh,
     /// The memory that holds the model.
-    pub placement: Placement,
+    pub placement: ModelPlacement,
     /// Order of a rank with data, and of one without.
-    pub of: BTreeMap<Data, Order>,
+    pub of: BTreeMap<DataPresence, Order>,
     /// The ranks without data.
     pub absent: BTreeSet<Rank>,
 }
@@ -47,15 +48,19 @@ impl Orders {
     /// Returns the orders of a step by a plan in which all ranks have data, with a fixed loss
     /// scale.
     #[must_use]
-    pub fn all_present(plan: &Arc<Plan>, microbatches: Microbatches, placement: Placement) -> Self {
-        let data = Data::Present;
-        let step = Step { microbatches, placement, data, loss_scale: LossScale::Fixed };
+    pub fn all_present(
+        plan: &Arc<Plan>,
+        microbatches: Microbatches,
+        placement: ModelPlacement,
+    ) -> Self {
+        let data = DataPresence::Present;
+        let step = RankStep { microbatches, placement, data, loss_scale: LossScale::Fixed };
         let of = BTreeMap::from([(data, Order::of(plan, step))]);
         Self { mesh: plan.mesh(), placement, of, absent: BTreeSet::new() }
     }
 
-    pub(crate) fn data(&self, rank: Rank) -> Data {
-        if self.absent.contains(&rank) { Data::Absent } else { Data::Present }
+    pub(crate) fn data(&self, rank: Rank) -> DataPresence {
+        if self.absent.contains(&rank) { DataPresence::Absent } else { DataPresence::Present }
     }
 }
 
@@ -218,7 +223,7 @@ pub trait Costs {
     fn shape(&self, members: Members, first: Rank) -> usize;
 
     /// Returns the cost of an operation of a group of this shape.
-    fn operation(&self, operation: &Operation, shape: usize) -> OperationCost;
+    fn operation(&self, operation: &StepOperation, shape: usize) -> OperationCost;
 
     /// Returns the cost of computation on a rank.
     fn work(&self, work: Work) -> WorkCost;
@@ -243,11 +248,11 @@ pub enum What {
     /// The launch of computation on a device.
     Launch(Work),
     /// An operation, from the time at which all members are ready.
-    Operation(Operation),
+    Operation(StepOperation),
     /// The thread's part of an operation: the call, and in host memory its part of the work.
-    Issue(Operation),
+    Issue(StepOperation),
     /// Waiting for an operation.
-    Wait(Operation),
+    Wait(StepOperation),
 }
 
 /// The activity of the ranks of a color from one time to another.

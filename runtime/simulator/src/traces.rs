@@ -10,7 +10,7 @@ use hsdp_sharding::{DType, ModelSpec, UnitId};
 use serde::Serialize;
 
 use crate::Time;
-use crate::host::{Operation, Placement, Work};
+use crate::host::{ModelPlacement, StepOperation, Work};
 use crate::simulation::{Costs, Lane, Orders, RankTiming, Span, Timing, What};
 
 /// The traces of a step.
@@ -40,8 +40,8 @@ fn name_of_work(spec: &ModelSpec, work: Work) -> String {
 }
 
 /// Returns the name of an operation: `reduce_scatter layers.3`, `all_gather header`.
-fn name_of_operation(spec: &ModelSpec, operation: &Operation) -> String {
-    let Operation { op, stage, unit, .. } = operation;
+fn name_of_operation(spec: &ModelSpec, operation: &StepOperation) -> String {
+    let StepOperation { op, stage, unit, .. } = operation;
     unit.map_or_else(|| format!("{op} {stage}"), |unit| format!("{op} {}", spec[unit].name))
 }
 
@@ -111,7 +111,7 @@ impl Traces<'_> {
             (Lane::Host, _) => "host",
             (Lane::Computation, _) => "computation",
             (Lane::Collectives(0), _) => "exchanges",
-            (Lane::Collectives(_), Placement::Device) => "collectives",
+            (Lane::Collectives(_), ModelPlacement::Device) => "collectives",
             (Lane::Collectives(1), _) => "gathers",
             (Lane::Collectives(2), _) => "reductions",
             (Lane::Collectives(_), _) => "all-reduces",
@@ -146,7 +146,7 @@ impl Traces<'_> {
         }
     }
 
-    fn arguments(&self, span: &Span, operation: &Operation) -> Arguments {
+    fn arguments(&self, span: &Span, operation: &StepOperation) -> Arguments {
         Arguments::Operation {
             microbatch: span.microbatch,
             bytes: operation.bytes(),

@@ -13,7 +13,7 @@ use super::frozen;
 use super::in_flight::{InFlight, Snapshot};
 use super::saving::MadeGeneration;
 use super::settings::{CheckpointOptions, Content, OtherOptions, OtherParameters, Resumed, Saved};
-use super::together::Together;
+use super::together::JointOperation;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::persist::checkpointed::{AND, Checkpointed, ONE_OF_EACH_KIND};
@@ -106,7 +106,7 @@ impl Checkpoints {
     ) -> Result<Self, Error> {
         let context = &model.engine.context;
         check_names(model)?;
-        let together = Together::new(context, "opening checkpoints", model.committed_steps());
+        let together = JointOperation::new(context, "opening checkpoints", model.committed_steps());
         let number = agree(together, &access, &options, model.engine.state().opened)?;
         let CheckpointOptions { keep, holder, files, content, other_options, other_parameters } =
             options;
@@ -137,7 +137,7 @@ impl Checkpoints {
     pub(super) fn frozen_part(
         &mut self,
         model: &ShardedModel,
-        together: Together<'_>,
+        together: JointOperation<'_>,
     ) -> Result<Option<u64>, Error> {
         if self.content == Content::All {
             return Ok(None);
@@ -224,7 +224,7 @@ impl Checkpoints {
         self.settle(model)?;
         let context = &model.engine.context;
         let together =
-            Together::new(context, operation, model.committed_steps()).about(self.number);
+            JointOperation::new(context, operation, model.committed_steps()).about(self.number);
         together.compare_word(step, |here, there, other| {
             format!("those after step {here} here, and after step {there} on rank {other}")
         })?;
@@ -314,7 +314,7 @@ impl StoreAccess {
 /// [`Error::Checkpoint`] if only some ranks may write, or ranks have other options;
 /// [`Error::Comm`].
 fn agree(
-    together: Together<'_>,
+    together: JointOperation<'_>,
     access: &StoreAccess,
     options: &CheckpointOptions,
     opened: u32,

@@ -13,7 +13,7 @@ use hsdp_sharding::{ModelSpec, Param, UnitId};
 use super::differences;
 use super::load::shards_of;
 use super::portions::Portion;
-use super::together::{OpenedLines, Together};
+use super::together::{JointOperation, OpenedLines};
 use crate::agree::comparison::InitialValues;
 use crate::error::Error;
 use crate::model::{self, ShardedModel};
@@ -102,7 +102,7 @@ impl ShardedModel {
         import: &Import<'_>,
     ) -> Result<Imported, Error> {
         let context = Self::context(world, spec, options)?;
-        let together = Together::new(&context, "importing", 0);
+        let together = JointOperation::new(&context, "importing", 0);
         let (folder, found, opened) = together.run(|| {
             let folder = Folder::open(Arc::new(LinkedDisk), &import.folder)?;
             warn_of_oddities(&context, &folder, &import.folder);

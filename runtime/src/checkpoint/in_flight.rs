@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use super::portions::{self, WrittenFrom, WrittenPortion};
 use super::saving;
 use super::settings::Content;
-use super::together::Together;
+use super::together::JointOperation;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::persist::checkpointed::{Checkpointed, StateTensor};
@@ -141,8 +141,12 @@ pub(super) struct InFlight {
 }
 
 impl InFlight {
-    pub(super) fn together<'a>(&self, model: &'a ShardedModel, checkpoints: u32) -> Together<'a> {
-        Together::new(&model.engine.context, "saving", self.step).about(checkpoints)
+    pub(super) fn together<'a>(
+        &self,
+        model: &'a ShardedModel,
+        checkpoints: u32,
+    ) -> JointOperation<'a> {
+        JointOperation::new(&model.engine.context, "saving", self.step).about(checkpoints)
     }
 
     /// Whether this rank has ended the stage. Waits up to `within` for that.

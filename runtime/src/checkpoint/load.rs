@@ -8,7 +8,7 @@ use super::checkpoints::{Checkpoints, check_optimizer};
 use super::differences::LoadWanted;
 use super::portions::{self, Portion};
 use super::settings::{Content, Resumed};
-use super::together::{Failed, OpenedLines, Together, Undone};
+use super::together::{Failed, JointOperation, OpenedLines, Undone};
 use super::{differences, frozen, options};
 use crate::agree::comparison::Updated;
 use crate::error::Error;
@@ -280,8 +280,8 @@ impl Checkpoints {
     }
 
     /// Returns the operation that loads the checkpoint of a step.
-    pub(super) fn loading<'a>(&self, model: &'a ShardedModel, step: u64) -> Together<'a> {
-        Together::new(&model.engine.context, "loading", step).about(self.number)
+    pub(super) fn loading<'a>(&self, model: &'a ShardedModel, step: u64) -> JointOperation<'a> {
+        JointOperation::new(&model.engine.context, "loading", step).about(self.number)
     }
 }
 
@@ -304,7 +304,7 @@ fn same_frozen<const N: usize>(saved: Option<u64>, here: [u64; N]) -> Result<(),
 /// A trained parameter that the model keeps is one of its last update, so that is compared first: a
 /// load forgets it.
 fn compare_lacking(
-    together: Together<'_>,
+    together: JointOperation<'_>,
     model: &ShardedModel,
     saved: Option<u64>,
     fitting: &FittingParts,

@@ -13,7 +13,7 @@ use super::checkpoints::{Checkpoints, check_optimizer};
 use super::in_flight::{BackgroundPart, SaveStage, SaveVerdict};
 use super::saving::{EXISTS, RankSave, fresh, saving};
 use super::settings::Saved;
-use super::together::{Failed, Together, Undone};
+use super::together::{Failed, JointOperation, Undone};
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::persist::checkpointed::Checkpointed;
@@ -161,7 +161,7 @@ impl Checkpoints {
 
     /// Exchanges how the ranks have ended a stage, and begins the next one. Returns the failure of
     /// the save, if this stage has failed.
-    fn go_on(&mut self, together: Together<'_>) -> Result<Option<Error>, Error> {
+    fn go_on(&mut self, together: JointOperation<'_>) -> Result<Option<Error>, Error> {
         let Some(in_flight) = &mut self.in_flight else { return Ok(None) };
         let agreed = match together.agree(in_flight.end.clone().unwrap_or(Ok(None))) {
             Ok(path) => Ok(path),
@@ -209,7 +209,7 @@ impl Drop for Checkpoints {
 }
 
 /// The error of a save that has failed. Rank 0 logs it as a warning, for all ranks.
-fn failure(together: Together<'_>, failed: Failed) -> Error {
+fn failure(together: JointOperation<'_>, failed: Failed) -> Error {
     let error = together.error(failed);
     if together.is_first() {
         hsdp_warnings::warn!(%error, "a checkpoint failed: training goes on without it");

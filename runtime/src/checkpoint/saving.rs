@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::frozen;
 use super::portions::{self, WrittenFrom, WrittenPortion};
 use super::settings::Content;
-use super::together::{Failed, Together};
+use super::together::{Failed, JointOperation};
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::options::digest;
@@ -25,8 +25,8 @@ use crate::state::context::ModelId;
 use crate::state::shard::HostShard;
 
 /// The operation of all ranks.
-pub(super) fn saving(model: &ShardedModel) -> Together<'_> {
-    Together::new(&model.engine.context, "saving", model.committed_steps())
+pub(super) fn saving(model: &ShardedModel) -> JointOperation<'_> {
+    JointOperation::new(&model.engine.context, "saving", model.committed_steps())
 }
 
 /// The nonce of rank 0 where the generation is there already.
@@ -74,7 +74,7 @@ impl<'a, O: Checkpointed> RankSave<'a, O> {
         if self.frozen.is_some() { Content::Trainable } else { Content::All }
     }
 
-    pub(super) fn together(&self) -> Together<'_> {
+    pub(super) fn together(&self) -> JointOperation<'_> {
         saving(self.model).about(self.number)
     }
 

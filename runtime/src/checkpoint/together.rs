@@ -71,7 +71,7 @@ fn worst(said: &[u64]) -> Option<(usize, u64)> {
 
 /// An operation of all ranks.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Together<'a> {
+pub(super) struct JointOperation<'a> {
     context: &'a Context,
     operation: &'static str,
     step: u64,
@@ -107,7 +107,7 @@ impl From<Error> for Undone {
     }
 }
 
-impl<'a> Together<'a> {
+impl<'a> JointOperation<'a> {
     pub(super) fn new(context: &'a Context, operation: &'static str, step: u64) -> Self {
         Self { context, operation, step, checkpoints: None }
     }

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::options::allowed::Allowed;
 use crate::state::context::{Context, ErrorSite};
 use crate::state::shard::Shard;
-use crate::state::store::Store;
+use crate::state::store::LocatedF32;
 
 /// The averages that updates move on, and the distance of the last update.
 #[derive(Debug, Default)]
@@ -55,7 +55,7 @@ impl Averages {
 pub(crate) struct Average {
     decay: f64,
     /// The averages of each unit.
-    values: Vec<Store>,
+    values: Vec<LocatedF32>,
 }
 
 impl Average {
@@ -71,7 +71,7 @@ impl Average {
         check_frozen(site.context)?;
         let layouts = site.context.plan.layouts().iter();
         let lens = layouts.map(|layout| layout.trainable().shard_len);
-        Ok(Self { decay, values: Store::zeros(&site, lens)? })
+        Ok(Self { decay, values: LocatedF32::zeros(&site, lens)? })
     }
 
     /// Makes an average that begins as a copy of the parameters.

@@ -14,7 +14,7 @@ use crate::state::context::{Context, ErrorSite};
 
 /// The exchange of the matrices of one optimizer, the same in every step.
 #[derive(Clone, Debug)]
-pub(super) struct Exchange {
+pub(super) struct MatrixExchange {
     owners: Owners,
     /// This rank's place in the shard group.
     index: usize,
@@ -37,7 +37,7 @@ pub(super) struct OnOwner<'a> {
     pub(super) workspace: &'a mut [f32],
 }
 
-impl Exchange {
+impl MatrixExchange {
     /// Plans the exchange of the matrices, or of all elements, of these parameters.
     ///
     /// # Errors

@@ -12,7 +12,7 @@ use hsdp_sharding::{Granularity, ModelSpec, Param, ParamId, Piece};
 
 use crate::error::Error;
 use crate::model::ShardedModel;
-use crate::optimizer::exchange::Exchange;
+use crate::optimizer::exchange::MatrixExchange;
 use crate::optimizer::groups::GroupedOptions;
 use crate::optimizer::interface::{DeviceRun, Optimizer, Run, Updating, reborrow};
 use crate::optimizer::rule::{Rule, RuleExchange, RunState};
@@ -149,7 +149,8 @@ impl<O: Rule> Grouped<O> {
         if self.form == StateForm::EightBit {
             check_blocks(context, self.groups.kind, has)?;
         }
-        let exchange = O::WHOLES.map(|wholes| Exchange::of(context, wholes, 1, has)).transpose()?;
+        let exchange =
+            O::WHOLES.map(|wholes| MatrixExchange::of(context, wholes, 1, has)).transpose()?;
         let covered = Covered::of(context, has);
         let spec = context.plan.spec();
         let spread = |kind: &str, id: ParamId| {

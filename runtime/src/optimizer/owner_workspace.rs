@@ -7,7 +7,7 @@ use hsdp_kernels::memory::{self, Category};
 use hsdp_kernels::{MatrixDType, NewtonSchulz, Values};
 use hsdp_sharding::{DType, WholeMatrix};
 
-use crate::optimizer::exchange::Exchange;
+use crate::optimizer::exchange::MatrixExchange;
 use crate::state::model_device::ModelDevice;
 
 /// The buffers of a device that updates need: the parts that a rank sends, and the products of an
@@ -36,7 +36,7 @@ impl OwnerWorkspace {
     /// [`CudaError::Driver`].
     pub(super) fn new(
         device: &ModelDevice,
-        exchange: &Exchange,
+        exchange: &MatrixExchange,
         dtype: impl Fn(&WholeMatrix) -> MatrixDType,
     ) -> Result<Self, CudaError> {
         let device = device.stream.device();
@@ -53,7 +53,7 @@ fn of_update(device: &Device, len: usize, what: &str) -> Result<DeviceBuffer, Cu
 impl Products {
     fn new(
         device: &Device,
-        exchange: &Exchange,
+        exchange: &MatrixExchange,
         dtype_of: impl Fn(&WholeMatrix) -> MatrixDType,
     ) -> Result<Self, CudaError> {
         let mut buffers = Vec::new();
@@ -86,8 +86,8 @@ impl Products {
         let mut buffers = buffers.iter_mut().filter(|(dtype, _)| *dtype == by.dtype);
         let (_, buffers) = buffers.next().expect("there are buffers for all owned matrices");
         on_device.write_part(stream, 0, Values::F32(values))?;
-        let sizes = (matrix.rows, matrix.columns);
-        let target = DeviceMatrixMut { buffer: &mut *on_device, start: 0, sizes };
+        let &WholeMatrix { rows, columns, .. } = matrix;
+        let target = DeviceMatrixMut { buffer: &mut *on_device, start: 0, rows, columns };
         stream.orthogonalize(by, target, buffers, cublas)?;
         on_device.read_back_into(stream, 0, values, device.patience)
     }

@@ -12,13 +12,13 @@ use hsdp_kernels::{EIGHT_BIT_BLOCK, EightBit};
 use hsdp_sharding::{ALIGNMENT, ModelSpec, ParamId, Piece, Role, UnitId};
 
 use crate::error::Error;
-use crate::optimizer::exchange::{Exchange, Staged};
+use crate::optimizer::exchange::{MatrixExchange, Staged};
 use crate::optimizer::interface::Updating;
 use crate::optimizer::owner_workspace::OwnerWorkspace;
 use crate::persist::checkpointed::{Spread, StateTensor};
 use crate::persist::saved::SavedState;
 use crate::state::context::{Context, ErrorSite};
-use crate::state::store::Store;
+use crate::state::store::LocatedF32;
 
 /// The state of an optimizer.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(super) struct OptimizerState {
     /// In the order of the rule's kinds.
     pub(super) kinds: Vec<KindOfState>,
     /// The exchange with the owners of matrices, if the rule has one.
-    pub(super) exchange: Option<Exchange>,
+    pub(super) exchange: Option<MatrixExchange>,
     pub(super) staged: StagedUpdate,
     /// Buffers of a device for the exchange, from the first one on.
     pub(super) on_device: Option<OwnerWorkspace>,
@@ -150,7 +150,7 @@ pub(super) struct KindOfState {
     name: &'static str,
     places: StatePlaces,
     /// By unit. Empty for codes.
-    stores: Vec<Store>,
+    stores: Vec<LocatedF32>,
     /// Codes of 8 bits, by unit. Empty for other state.
     codes: Vec<Vec<u8>>,
 }
@@ -159,13 +159,13 @@ impl KindOfState {
     /// Makes zeros, where the model is updated.
     ///
     /// # Errors
-    /// As [`Store::zeros`].
+    /// As [`LocatedF32::zeros`].
     pub(super) fn zeros(
         site: &ErrorSite<'_>,
         name: &'static str,
         places: StatePlaces,
     ) -> Result<Self, Error> {
-        let stores = Store::zeros(site, places.lens())?;
+        let stores = LocatedF32::zeros(site, places.lens())?;
         Ok(Self { name, places, stores, codes: Vec::new() })
     }
 

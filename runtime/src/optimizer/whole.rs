@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::error::Error;
 use crate::model::ShardedModel;
-use crate::optimizer::exchange::{Exchange, OnOwner, Staged};
+use crate::optimizer::exchange::{MatrixExchange, OnOwner, Staged};
 use crate::optimizer::interface::{Optimizer, Run, Update, Updating};
 use crate::optimizer::state::Covered;
 use crate::persist::checkpointed::{Checkpointed, Expected, Spread, StateTensor};
@@ -68,7 +68,7 @@ pub struct WholeParameters {
 #[derive(Debug)]
 struct WholeStates {
     covered: Covered,
-    exchange: Exchange,
+    exchange: MatrixExchange,
     /// Tensors of the state of all owners.
     tensors: Vec<StateTensor>,
     /// The state of the parameters that this rank owns.
@@ -99,7 +99,7 @@ impl WholeParameters {
         has: impl Fn(ParamId) -> bool,
     ) -> Result<WholeStates, Error> {
         let context = site.context;
-        let exchange = Exchange::of(context, Wholes::Parameters, COPIES, &has)?;
+        let exchange = MatrixExchange::of(context, Wholes::Parameters, COPIES, &has)?;
         let len = |param: ParamId| (self.len)(&context.plan.spec()[param]);
         let tensors = exchange.owners().filter(|(whole, _)| len(whole.param) > 0);
         let tensors = tensors.map(|(whole, owner)| {

@@ -28,7 +28,7 @@ pub(crate) struct There<D> {
 }
 
 /// Elements in f32 that have one owner.
-pub(crate) type Store = Located<Vec<f32>, DeviceBuffer>;
+pub(crate) type LocatedF32 = Located<Vec<f32>, DeviceBuffer>;
 
 impl<H: Borrow<Vec<f32>>, D: Borrow<DeviceBuffer>> Located<H, D> {
     /// Returns elements on the host: borrowed, or a copy, for which the call waits.
@@ -104,7 +104,7 @@ impl<H: Borrow<Vec<f32>>, D: Borrow<DeviceBuffer>> Located<H, D> {
     }
 }
 
-impl Store {
+impl LocatedF32 {
     /// Makes a store of zeros for each unit's length, where the model is updated. They count as
     /// optimizer state.
     ///

@@ -30,7 +30,7 @@ pub use self::line::{cut, in_one_line};
 pub use self::warning::Warning;
 
 #[doc(hidden)]
-pub use self::{plain::Plain, shown::show};
+pub use self::{plain::PlainField, shown::show};
 #[doc(hidden)]
 pub use tracing;
 
@@ -107,7 +107,7 @@ macro_rules! __record {
         $crate::__record!($warning, $($rest)+)
     };
     ($warning:ident, $name:ident = $value:expr, $($rest:tt)+) => {
-        $crate::Plain::add_to(&$value, ::core::stringify!($name), &mut $warning);
+        $crate::PlainField::add_to(&$value, ::core::stringify!($name), &mut $warning);
         $crate::__record!($warning, $($rest)+)
     };
     ($warning:ident, $($message:tt)+) => {

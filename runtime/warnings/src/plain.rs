@@ -3,18 +3,18 @@
 use crate::Warning;
 
 /// A value that `tracing` records as it is.
-pub trait Plain {
+pub trait PlainField {
     /// Adds the value to a warning. An absent value adds no field.
     fn add_to(&self, name: &'static str, warning: &mut Warning);
 }
 
-impl<T: Plain + ?Sized> Plain for &T {
+impl<T: PlainField + ?Sized> PlainField for &T {
     fn add_to(&self, name: &'static str, warning: &mut Warning) {
         (**self).add_to(name, warning);
     }
 }
 
-impl<T: Plain> Plain for Option<T> {
+impl<T: PlainField> PlainField for Option<T> {
     fn add_to(&self, name: &'static str, warning: &mut Warning) {
         if let Some(value) = self {
             value.add_to(name, warning);
@@ -24,7 +24,7 @@ impl<T: Plain> Plain for Option<T> {
 
 macro_rules! plain {
     ($($type:ty),*) => {
-        $(impl Plain for $type {
+        $(impl PlainField for $type {
             fn add_to(&self, name: &'static str, warning: &mut Warning) {
                 warning.add(name, &self);
             }

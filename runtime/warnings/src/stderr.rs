@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Whether a line was not written in time, and none has been written since.
 static BLOCKED: AtomicBool = AtomicBool::new(false);
 
-struct Message {
+struct WaitingLine {
     line: String,
     written: SyncSender<()>,
 }
@@ -28,7 +28,7 @@ struct Message {
 pub(crate) fn write(line: String) {
     let Some(writer) = writer() else { return write_now(&line) };
     let (written, done) = mpsc::sync_channel(1);
-    let is_waiting = writer.try_send(Message { line, written }).is_ok();
+    let is_waiting = writer.try_send(WaitingLine { line, written }).is_ok();
     if is_waiting
         && !BLOCKED.load(Ordering::Relaxed)
         && done.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout)
@@ -38,12 +38,12 @@ pub(crate) fn write(line: String) {
 }
 
 /// Returns the channel to the thread that writes. `None` if it could not be started.
-fn writer() -> Option<&'static SyncSender<Message>> {
-    static WRITER: OnceLock<Option<SyncSender<Message>>> = OnceLock::new();
+fn writer() -> Option<&'static SyncSender<WaitingLine>> {
+    static WRITER: OnceLock<Option<SyncSender<WaitingLine>>> = OnceLock::new();
     let start = || {
-        let (writer, messages) = mpsc::sync_channel::<Message>(MOST_WAITING);
+        let (writer, messages) = mpsc::sync_channel::<WaitingLine>(MOST_WAITING);
         let write_all = move || {
-            for Message { line, written } in messages {
+            for WaitingLine { line, written } in messages {
                 write_now(&line);
                 BLOCKED.store(false, Ordering::Relaxed);
                 let _ = written.try_send(());

@@ -20,7 +20,7 @@ pub(super) enum MicrobatchTurn {
 
 /// Facts on which it depends whether a reduction is due.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Due<'a> {
+pub(super) struct DueConditions<'a> {
     pub(super) order: &'a PlanOrder,
     pub(super) rules: &'a Rules,
     pub(super) turn: MicrobatchTurn,
@@ -28,7 +28,7 @@ pub(super) struct Due<'a> {
     pub(super) gathers: usize,
 }
 
-impl Due<'_> {
+impl DueConditions<'_> {
     /// Returns whether all-reduces may start.
     fn has_all_reduces(&self) -> bool {
         self.turn == MicrobatchTurn::Last && reduces_once(&self.order.plan)
@@ -142,8 +142,8 @@ impl ReductionQueue {
 
     /// Returns the number of gathers before the next reduction of this microbatch, where they are
     /// one sequence; `None` behind the last one.
-    pub(super) fn gathers_before_next(&self, due: Due<'_>) -> Option<usize> {
-        let Due { order, rules, .. } = due;
+    pub(super) fn gathers_before_next(&self, due: DueConditions<'_>) -> Option<usize> {
+        let DueConditions { order, rules, .. } = due;
         if !rules.is_one_sequence() || !has_reductions(&order.plan, due.turn) {
             return None;
         }
@@ -156,25 +156,25 @@ impl ReductionQueue {
 
     /// Issues the next reduction, whose place among gathers has come, without gradients of this
     /// microbatch if none were offered.
-    pub(super) fn issue_next(&mut self, due: Due<'_>) -> Option<Output> {
+    pub(super) fn issue_next(&mut self, due: DueConditions<'_>) -> Option<Output> {
         self.pass_next(&due.order.plan);
         self.next(due)
     }
 
     /// Issues the reductions that are next, as far as their gradients were offered.
-    pub(super) fn next(&mut self, due: Due<'_>) -> Option<Output> {
+    pub(super) fn next(&mut self, due: DueConditions<'_>) -> Option<Output> {
         self.scatter_rest(due).or_else(|| self.all_reduce_if_complete(due))
     }
 
     /// Issues the reduce-scatters that are next, with the all-reduces that go between them in one
     /// sequence.
-    pub(super) fn scatter_rest(&mut self, due: Due<'_>) -> Option<Output> {
+    pub(super) fn scatter_rest(&mut self, due: DueConditions<'_>) -> Option<Output> {
         self.all_reduce_behind(due).or_else(|| self.scatter_next(due))
     }
 
     /// In one sequence: issues the all-reduce of each unit behind the reduce-scatter of the next
     /// one.
-    pub(super) fn all_reduce_behind(&mut self, due: Due<'_>) -> Option<Output> {
+    pub(super) fn all_reduce_behind(&mut self, due: DueConditions<'_>) -> Option<Output> {
         let may_start = due.has_all_reduces() && due.rules.is_one_sequence();
         if !may_start || self.all_reduced + 1 >= self.scattered {
             return None;
@@ -182,7 +182,7 @@ impl ReductionQueue {
         self.all_reduce_next(&due.order.plan, usize::MAX)
     }
 
-    fn scatter_next(&mut self, due: Due<'_>) -> Option<Output> {
+    fn scatter_next(&mut self, due: DueConditions<'_>) -> Option<Output> {
         let plan = &*due.order.plan;
         let unit = *plan.reductions().get(self.scattered)?;
         if self.gathers_before_next(due).is_some_and(|before| before > due.gathers) {
@@ -223,7 +223,7 @@ impl ReductionQueue {
 
     /// In a sequence of each channel: issues the next all-reduce, if its reduce-scatter is
     /// complete.
-    fn all_reduce_if_complete(&mut self, due: Due<'_>) -> Option<Output> {
+    fn all_reduce_if_complete(&mut self, due: DueConditions<'_>) -> Option<Output> {
         if !due.has_all_reduces() || due.rules.is_one_sequence() {
             return None;
         }
@@ -236,7 +236,7 @@ impl ReductionQueue {
     }
 
     /// Returns the reduce-scatter whose completion lets the next all-reduce begin.
-    pub(super) fn watching(&self, due: Due<'_>) -> Option<Operation> {
+    pub(super) fn watching(&self, due: DueConditions<'_>) -> Option<Operation> {
         let unit = self.next_all_reduced(&due.order.plan)?;
         let is_watched = self.sums[unit.index()] == SumsState::Scattering
             && due.has_all_reduces()

@@ -16,7 +16,7 @@ pub struct Rules {
     /// Time of reductions, where all operations are one sequence.
     pub reductions: ReductionTime,
     /// Whether weights enter the objective.
-    pub weights: Weights,
+    pub weights: MicrobatchWeights,
     /// Whether the loss scale is dynamic.
     pub loss_scale: LossScale,
     /// Number of steps between comparisons of replicas; `None` for no comparison.
@@ -64,7 +64,7 @@ pub enum ReductionTime {
 
 /// Whether weights of microbatches enter the objective.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Weights {
+pub enum MicrobatchWeights {
     /// Ranks agree on their size, by a hint or with the first loss. Gradients follow the loss.
     #[default]
     Enter,

@@ -5,8 +5,8 @@ use super::gathers::GatherQueue;
 use super::inputs::{Begin, Goal, Intent, Refused};
 use super::order::PlanOrders;
 use super::output::{Operation, Output};
-use super::reductions::{Due, MicrobatchTurn, ReductionQueue, has_reductions};
-use super::rules::{Course, Input, Supply, Uneven, Weights, reduces_once};
+use super::reductions::{DueConditions, MicrobatchTurn, ReductionQueue, has_reductions};
+use super::rules::{Course, Input, MicrobatchWeights, Supply, Uneven, reduces_once};
 use crate::{Accumulation, UnitId};
 
 /// A step that begins, or the end of a run.
@@ -81,7 +81,8 @@ impl StepOpening {
             may_follow: true,
             finished: 0,
             open: None,
-            knows_weights: orders.rules.weights == Weights::Ignored || self.headers.weight_hint > 0,
+            knows_weights: orders.rules.weights == MicrobatchWeights::Ignored
+                || self.headers.weight_hint > 0,
             gathers: GatherQueue::of_step(),
             reductions: ReductionQueue::new(&orders.declared().plan),
             supply: std::mem::take(&mut self.headers.supply),
@@ -159,7 +160,7 @@ impl StepCourse {
 
     pub(super) fn need(&mut self, unit: UnitId, orders: &PlanOrders) -> Result<Goal, Refused> {
         let open = self.microbatch("need")?;
-        let needs_loss = orders.rules.weights == Weights::Enter && !open.has_loss;
+        let needs_loss = orders.rules.weights == MicrobatchWeights::Enter && !open.has_loss;
         if needs_loss && self.gathers.next_is_backward(unit) {
             return Err(Refused::BeforeLoss { unit });
         }
@@ -177,7 +178,7 @@ impl StepCourse {
 
     pub(super) fn offer(&self, unit: UnitId, orders: &PlanOrders) -> Result<Goal, Refused> {
         let open = self.microbatch("offer")?;
-        if orders.rules.weights == Weights::Enter && !open.has_loss {
+        if orders.rules.weights == MicrobatchWeights::Enter && !open.has_loss {
             return Err(Refused::GradientsBeforeLoss { unit });
         }
         if !orders.declared().plan.spec()[unit].is_trainable() {
@@ -223,13 +224,18 @@ impl StepCourse {
 
     /// Returns the facts on which reductions depend in the open microbatch, or in the last one that
     /// was finished.
-    fn due<'a>(&self, orders: &'a PlanOrders) -> Due<'a> {
+    fn due<'a>(&self, orders: &'a PlanOrders) -> DueConditions<'a> {
         let microbatch = self.finished + usize::from(self.open.is_some());
         let turn = match self.microbatches == Some(microbatch) {
             true => MicrobatchTurn::Last,
             false => MicrobatchTurn::MayFollow,
         };
-        Due { order: orders.current(), rules: &orders.rules, turn, gathers: self.gathers.issued }
+        DueConditions {
+            order: orders.current(),
+            rules: &orders.rules,
+            turn,
+            gathers: self.gathers.issued,
+        }
     }
 
     /// Returns the reduce-scatter whose completion lets an all-reduce begin.
@@ -357,7 +363,7 @@ impl StepCourse {
 
     /// In one sequence: issues the reductions before gather number `end`, and the gathers before
     /// them.
-    fn reduce_before(&mut self, due: Due<'_>, end: usize) -> Option<Output> {
+    fn reduce_before(&mut self, due: DueConditions<'_>, end: usize) -> Option<Output> {
         if let Some(output) = self.reductions.all_reduce_behind(due) {
             return Some(output);
         }
@@ -367,7 +373,7 @@ impl StepCourse {
 
     /// Issues all reductions that are left at the end of a microbatch, in one sequence, and drops
     /// the units that are gathered before them.
-    fn reduce_rest(&mut self, due: Due<'_>) -> Option<Output> {
+    fn reduce_rest(&mut self, due: DueConditions<'_>) -> Option<Output> {
         if let Some(output) = self.reductions.all_reduce_behind(due) {
             return Some(output);
         }
@@ -376,7 +382,7 @@ impl StepCourse {
     }
 
     fn end_microbatch_next(&mut self, orders: &mut PlanOrders) -> Option<Output> {
-        if orders.rules.weights == Weights::Enter && !self.open?.has_loss {
+        if orders.rules.weights == MicrobatchWeights::Enter && !self.open?.has_loss {
             // This rank has no items: the other ranks agree with it in their `loss`.
             if let Some(output) = self.loss_next(orders) {
                 return Some(output);
@@ -424,7 +430,7 @@ impl StepCourse {
                     let asks = orders.rules.asks_for_overflow(plan);
                     // Where ranks ask each other for overflows, no all-reduce begins before that.
                     let turn = if asks { MicrobatchTurn::MayFollow } else { MicrobatchTurn::Last };
-                    let due = Due { turn, ..self.due(orders) };
+                    let due = DueConditions { turn, ..self.due(orders) };
                     self.reductions.pass_next(plan);
                     if let Some(output) = self.reductions.scatter_rest(due) {
                         return Some(output);
@@ -468,7 +474,7 @@ impl StepCourse {
         }
     }
 
-    fn begin_to_reduce(&mut self, due: Due<'_>) {
+    fn begin_to_reduce(&mut self, due: DueConditions<'_>) {
         let plan = &due.order.plan;
         let is_local = plan.options().accumulation == Accumulation::Local;
         if is_local && due.turn == MicrobatchTurn::MayFollow {

@@ -28,8 +28,8 @@ mod world;
 use std::sync::Arc;
 
 use hsdp_sharding::step::{
-    Begin, Call as Collective, DryRun, Input, Intent, Kind, LossScale, Members, ReductionTime,
-    Rules, Sequences, Uneven, UnitOrder, Weights,
+    Begin, Call as Collective, DryRun, Input, Intent, Kind, LossScale, Members, MicrobatchWeights,
+    ReductionTime, Rules, Sequences, Uneven, UnitOrder,
 };
 use hsdp_sharding::{
     Accumulation, AfterForward, ByteCount, Flow, FullCopies, Mesh, ModelSpec, Param, Plan,
@@ -78,7 +78,7 @@ fn rules() -> impl Strategy<Value = Rules> {
         prop::sample::select(vec![UnitOrder::Follow, UnitOrder::Error]),
         prop::sample::select(vec![Uneven::Error, Uneven::Stop, Uneven::ZeroWeight]),
         prop::sample::select(vec![ReductionTime::InTurn, ReductionTime::AtTheEnd]),
-        prop::sample::select(vec![Weights::Enter, Weights::Ignored]),
+        prop::sample::select(vec![MicrobatchWeights::Enter, MicrobatchWeights::Ignored]),
         prop::sample::select(vec![LossScale::Fixed, LossScale::Dynamic]),
         prop::option::of((1..3_u64).prop_map(|every| every.try_into().expect("above 0"))),
     )
@@ -89,7 +89,11 @@ fn rules() -> impl Strategy<Value = Rules> {
                 uneven,
                 reductions,
                 // Ranks without data need weights.
-                weights: if uneven == Uneven::ZeroWeight { Weights::Enter } else { weights },
+                weights: if uneven == Uneven::ZeroWeight {
+                    MicrobatchWeights::Enter
+                } else {
+                    weights
+                },
                 loss_scale,
                 compare_replicas: compared,
             }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use hsdp::{LossScaling, ModelOptions, Objective, Unused};
 use hsdp_sharding::step::{
-    Begin, Conclusion, Exchange, Headers, Input, Intent, LossScale, NextUnit, Output,
-    ReductionTime, Rules, Sequences, StepMachine, Supply, UnitUse, Weights,
+    Begin, Conclusion, Exchange, Headers, Input, Intent, LossScale, MicrobatchWeights, NextUnit,
+    Output, ReductionTime, Rules, Sequences, StepMachine, Supply, UnitUse,
 };
 use hsdp_sharding::{Plan, Rank, UnitId};
 
@@ -35,8 +35,8 @@ pub fn rules(options: &ModelOptions, sequences: Sequences) -> Rules {
             _ => ReductionTime::InTurn,
         },
         weights: match options.objective {
-            Objective::RankMean => Weights::Ignored,
-            _ => Weights::Enter,
+            Objective::RankMean => MicrobatchWeights::Ignored,
+            _ => MicrobatchWeights::Enter,
         },
         loss_scale: match options.loss_scaling {
             LossScaling::Dynamic(_) => LossScale::Dynamic,

@@ -67,7 +67,8 @@ fn orthogonalize(by: &NewtonSchulz) -> Vec<Orthogonalized> {
     let cublas = Cublas::new(&device()).expect("cuBLAS");
     let mut product = Counted { cublas, products: 0 };
     for (sizes, start) in SIZES.into_iter().zip(&starts) {
-        let matrix = DeviceMatrixMut { buffer: &mut matrices, start: *start, sizes };
+        let (rows, columns) = sizes;
+        let matrix = DeviceMatrixMut { buffer: &mut matrices, start: *start, rows, columns };
         stream.orthogonalize(by, matrix, &mut buffers, &mut product).expect("orthogonalized");
     }
     assert_eq!(product.products, 3 * by.steps * SIZES.len());
@@ -203,7 +204,8 @@ fn matrices_that_do_not_fit_are_refused() {
         (MatrixDType::BF16, 0, (4, 4), "iterations in f32 with buffers of bf16"),
     ] {
         let mut buffers = NewtonSchulzBuffers::new(&device(), dtype, [(4, 5)]).expect("memory");
-        let matrix = DeviceMatrixMut { buffer: &mut matrix, start, sizes };
+        let (rows, columns) = sizes;
+        let matrix = DeviceMatrixMut { buffer: &mut matrix, start, rows, columns };
         let refused = stream.orthogonalize(&by, matrix, &mut buffers, &mut cublas);
         let told = refused.expect_err("it does not fit").to_string();
         assert_eq!(told, format!("orthogonalize: {expected}"));

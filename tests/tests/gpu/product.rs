@@ -36,7 +36,7 @@ impl Stocked {
 
     fn matrix(&self) -> DeviceMatrix<'_> {
         let Self { buffer, sizes, stored, .. } = self;
-        DeviceMatrix { buffer, start: START, sizes: *sizes, stored: *stored }
+        DeviceMatrix { buffer, start: START, rows: sizes.0, columns: sizes.1, stored: *stored }
     }
 
     fn at(&self, row: usize, column: usize) -> f64 {
@@ -91,9 +91,14 @@ fn compare(
     let untouched = download(stream, &before.buffer);
     let mut target = upload(stream, untouched.values());
     let rounding = if target.dtype() == DType::BF16 { 2_f64.powi(-8) } else { 0.0 };
-    let to = (&mut target, START);
-    let factors = (left.matrix(), right.matrix());
-    let product = Product { target: to, left: factors.0, right: factors.1, take, keep };
+    let product = Product {
+        target: &mut target,
+        start: START,
+        left: left.matrix(),
+        right: right.matrix(),
+        take,
+        keep,
+    };
     cublas.multiply(stream, product).expect("multiplied");
     let found = download(stream, &target).values().to_f32();
     assert_eq!(found[..START], untouched.values().to_f32()[..START], "before the target");
@@ -121,10 +126,11 @@ fn a_target_that_is_not_kept_is_not_read() {
     let mut cublas = Cublas::new(&device()).expect("cuBLAS");
     let one = upload(&stream, Values::F32(&[3.0]));
     let mut target = upload(&stream, Values::F32(&[f32::NAN]));
-    let factor = DeviceMatrix { buffer: &one, start: 0, sizes: (1, 1), stored: Stored::ByRows };
+    let factor =
+        DeviceMatrix { buffer: &one, start: 0, rows: 1, columns: 1, stored: Stored::ByRows };
     let left = factor;
     let right = factor.t();
-    let product = Product { target: (&mut target, 0), left, right, take: 1.0, keep: 0.0 };
+    let product = Product { target: &mut target, start: 0, left, right, take: 1.0, keep: 0.0 };
     cublas.multiply(&stream, product).expect("multiplied");
     assert_eq!(download(&stream, &target).values().to_f32(), [9.0]);
 }
@@ -137,11 +143,13 @@ fn matrices_that_do_not_fit_are_refused() {
     let buffer = upload(&stream, Values::F32(&[1.0; 12]));
     let narrow = upload(&stream, Values::BF16(&[bf16::ONE; 12]));
     let half = upload(&stream, Values::F16(&[half::f16::ONE; 12]));
-    let matrix =
-        |buffer, start, sizes| DeviceMatrix { buffer, start, sizes, stored: Stored::ByRows };
+    let matrix = |buffer, start, (rows, columns)| {
+        let stored = Stored::ByRows;
+        DeviceMatrix { buffer, start, rows, columns, stored }
+    };
     let mut refused = |left, right, target: &DeviceBuffer, start| {
         let mut target = upload(&stream, download(&stream, target).values());
-        let product = Product { target: (&mut target, start), left, right, take: 1.0, keep: 0.0 };
+        let product = Product { target: &mut target, start, left, right, take: 1.0, keep: 0.0 };
         cublas.multiply(&stream, product).expect_err("it does not fit").to_string()
     };
     let whole = matrix(&buffer, 0, (3, 4));

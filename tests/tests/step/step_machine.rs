@@ -33,7 +33,7 @@ use hsdp::{
 };
 use hsdp_sharding::step::{Output, Sequences};
 use hsdp_sharding::{DType, Plan, Rank};
-use hsdp_simulator::{Data, LossScale, Microbatches, Order, Placement, Step};
+use hsdp_simulator::{DataPresence, LossScale, Microbatches, ModelPlacement, Order, RankStep};
 use hsdp_tests::support::comparison::Comparison;
 use hsdp_tests::support::drawn::Drawn;
 use hsdp_tests::support::flights::{Flight, difference_of, expected, members};
@@ -208,15 +208,17 @@ fn kind(output: Output) -> String {
 /// The simulator has a script of its own around the machine.
 #[test]
 fn the_simulator_lists_what_the_machine_says() {
-    let placements =
-        [(Placement::Host, Sequences::OfEachChannel), (Placement::Device, Sequences::One)];
+    let placements = [
+        (ModelPlacement::Host, Sequences::OfEachChannel),
+        (ModelPlacement::Device, Sequences::One),
+    ];
     for (placement, sequences) in placements {
         for accumulation in Accumulation::ALL {
             for microbatches in [Microbatches::Given(3), Microbatches::Asked(2)] {
                 let options = ModelOptions { accumulation, ..options(mesh(2, 2)) };
                 let step = |data| {
                     let loss_scale = LossScale::Fixed;
-                    Step { microbatches, placement, data, loss_scale }
+                    RankStep { microbatches, placement, data, loss_scale }
                 };
                 compare_with_simulator(&options, sequences, step);
             }
@@ -228,17 +230,17 @@ fn the_simulator_lists_what_the_machine_says() {
 fn compare_with_simulator(
     options: &ModelOptions,
     sequences: Sequences,
-    step: impl Fn(Data) -> Step,
+    step: impl Fn(DataPresence) -> RankStep,
 ) {
     let spec = keeping_the_second();
-    let case = Case { microbatches: step(Data::Present).microbatches, with_data: 3 };
+    let case = Case { microbatches: step(DataPresence::Present).microbatches, with_data: 3 };
     let plan = Plan::new(spec.clone(), options.mesh, options.plan_options()).expect("a plan");
     let plan = Arc::new(plan);
     let programs: Vec<_> = options.mesh.ranks().map(|rank| program(&spec, rank, case)).collect();
     let said = machines::outputs(&plan, machines::rules(options, sequences), &programs);
     for (rank, said) in plan.mesh().ranks().zip(said) {
         let has_data = rank.index() < case.with_data;
-        let data = if has_data { Data::Present } else { Data::Absent };
+        let data = if has_data { DataPresence::Present } else { DataPresence::Absent };
         let said: Vec<Placed> = said.into_iter().filter(|it| it.step == 1).collect();
         let listed = listed(&plan, rank, &Order::of(&plan, step(data)));
         let difference = difference_of(&listed, &expected(&plan, rank, &said));
@@ -248,7 +250,7 @@ fn compare_with_simulator(
 
 /// Returns the operations that the simulator lists for the second step.
 fn listed(plan: &Plan, rank: Rank, order: &Order) -> Vec<Flight> {
-    let flight = |(microbatch, it): (u64, &hsdp_simulator::Operation)| Flight {
+    let flight = |(microbatch, it): (u64, &hsdp_simulator::StepOperation)| Flight {
         channel: it.channel,
         members: members(plan, rank, it.members),
         op: it.op,

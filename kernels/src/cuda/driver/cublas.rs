@@ -11,7 +11,7 @@ use libloading::Library;
 use parking_lot::Mutex;
 
 use super::libraries::open;
-use super::{CUstream, Context};
+use super::{CUstream, OpenDevice};
 use crate::cuda::CudaError;
 use crate::cuda::device::Handle;
 use crate::cuda::product::{Gemm, Operand, Stored};
@@ -45,11 +45,11 @@ type Raw = *mut c_void;
 macro_rules! functions {
     ($($field:ident: $of:ty = $name:literal;)*) => {
         #[derive(Clone, Copy, Debug)]
-        struct Functions {
+        struct CublasFunctions {
             $($field: $of,)*
         }
 
-        impl Functions {
+        impl CublasFunctions {
             /// The functions of a library, which is never unloaded.
             fn found_in(library: Library) -> Result<Self, libloading::Error> {
                 let library = ManuallyDrop::new(library);
@@ -101,14 +101,14 @@ type GemmEx = unsafe extern "C" fn(
 /// cuBLAS on a device. It is never destroyed, because that would wait for the device.
 #[derive(Debug)]
 pub(in super::super) struct Blas {
-    functions: Functions,
+    functions: CublasFunctions,
     device: usize,
     /// Locked for the whole of a product, because precision, stream and workspace are settings of
     /// the handle.
     handle: Mutex<Handle<Raw>>,
 }
 
-impl Context {
+impl OpenDevice {
     /// Loads cuBLAS, and makes a handle for the device.
     pub(in super::super) fn blas(&self) -> Result<Blas, CudaError> {
         let functions = functions()?;
@@ -129,13 +129,13 @@ impl Context {
     }
 }
 
-fn functions() -> Result<Functions, CudaError> {
-    static LOADED: OnceLock<Result<Functions, CudaError>> = OnceLock::new();
+fn functions() -> Result<CublasFunctions, CudaError> {
+    static LOADED: OnceLock<Result<CublasFunctions, CudaError>> = OnceLock::new();
     let purpose = "multiplies matrices; part of the CUDA toolkit and the package nvidia-cublas";
-    LOADED.get_or_init(|| open("libcublas", purpose, &NAMES, Functions::found_in)).clone()
+    LOADED.get_or_init(|| open("libcublas", purpose, &NAMES, CublasFunctions::found_in)).clone()
 }
 
-impl Functions {
+impl CublasFunctions {
     fn told(&self, device: usize, operation: &str, status: c_int) -> Result<(), CudaError> {
         if status == 0 {
             return Ok(());
@@ -172,8 +172,8 @@ impl Blas {
         // SAFETY: CU-8, the handle is never destroyed, and the stream lives.
         told(unsafe { (self.functions.set_stream)(handle.0, stream) })?;
         // A new stream resets the workspace.
-        let workspace = pointer(gemm.workspace.0);
-        let bytes = gemm.workspace.1;
+        let workspace = pointer(gemm.workspace);
+        let bytes = gemm.workspace_bytes;
         // SAFETY: CU-8, the workspace is a buffer of so many bytes.
         told(unsafe { (self.functions.set_workspace)(handle.0, workspace, bytes) })?;
         // SAFETY: CU-8, the caller's promise is passed on.
@@ -201,10 +201,10 @@ impl Blas {
                 take,
                 pointer(first.address),
                 dtype,
-                wide(first.stored.1),
+                wide(first.stride),
                 pointer(second.address),
                 dtype,
-                wide(second.stored.1),
+                wide(second.stride),
                 keep,
                 pointer(gemm.target),
                 dtype,
@@ -217,7 +217,7 @@ impl Blas {
 }
 
 fn transposition(operand: Operand) -> c_int {
-    match operand.stored.0 {
+    match operand.stored {
         Stored::ByRows => TRANSPOSED,
         Stored::ByColumns => AS_IT_IS,
     }
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn a_library_without_the_functions_is_told_by_the_function_that_it_lacks() {
         let names = ["libm.so.6", "libnothing.so"];
-        let refused = open("libcublas", "multiplies", &names, Functions::found_in);
+        let refused = open("libcublas", "multiplies", &names, CublasFunctions::found_in);
         let said = refused.expect_err("it lacks them").to_string();
         let begins = "libcublas cannot be loaded (multiplies): tried libm.so.6 (";
         assert!(said.starts_with(begins), "{said}");

@@ -8,6 +8,7 @@ use crate::convert::cast;
 use crate::optimizer::{AdamWStep, LionStep, MomentumKind, SgdStep, adamw, lion, sgd};
 use crate::scale::divide_in_place;
 use crate::simd::tests::on_both;
+use crate::tests::bits;
 use hsdp_sharding::DType;
 
 /// Lengths of 0 and 1, and around those of vectors and blocks.
@@ -46,10 +47,6 @@ struct Left {
     parameters: Vec<u32>,
     state: [Vec<u32>; 2],
     rounded: Option<Vec<u32>>,
-}
-
-fn bits(values: &[f32]) -> Vec<u32> {
-    values.iter().map(|value| value.to_bits()).collect()
 }
 
 /// An update of parameters by a gradient, with two buffers of state.

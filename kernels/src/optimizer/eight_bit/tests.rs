@@ -1,11 +1,51 @@
 //! The maps are compared with their published construction, codes with a search through all
 //! numbers, and updates with the formula in f64.
 
-use super::{EIGHT_BIT_BLOCK, EightBit, EightBitMap, adamw_8bit, decode_8bit, encode_8bit};
+use super::{EIGHT_BIT_BLOCK, EightBit, adamw_8bit, decode, encode};
 use crate::optimizer::AdamWStep;
+use crate::optimizer::dynamic_map::DynamicMap;
 use crate::simd::tests::on_both;
+use crate::simd::{Kernel, dispatch};
 
-const MAPS: [EightBitMap; 2] = [EightBitMap::Signed, EightBitMap::Unsigned];
+/// The map of a moment: the first has numbers of both signs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Moment {
+    First,
+    Second,
+}
+
+const MOMENTS: [Moment; 2] = [Moment::First, Moment::Second];
+
+impl Moment {
+    fn map(self) -> &'static DynamicMap {
+        match self {
+            Self::First => DynamicMap::signed(),
+            Self::Second => DynamicMap::unsigned(),
+        }
+    }
+
+    fn numbers(self) -> &'static [f32; 256] {
+        &self.map().numbers
+    }
+}
+
+/// Encodes the state of a moment, compiled as an update is.
+struct Encode<'a> {
+    moment: Moment,
+    values: &'a [f32],
+    target: &'a mut State,
+}
+
+impl Kernel for Encode<'_> {
+    #[inline(always)]
+    fn run(self) {
+        let State(codes, scales) = self.target;
+        let blocks = self.values.chunks(EIGHT_BIT_BLOCK).zip(scales);
+        for ((values, scale), codes) in blocks.zip(codes.chunks_mut(EIGHT_BIT_BLOCK)) {
+            encode(self.moment.map(), values, codes, scale);
+        }
+    }
+}
 
 const STEP: AdamWStep = AdamWStep {
     learning_rate: 3e-3,
@@ -20,16 +60,16 @@ const STEP: AdamWStep = AdamWStep {
 /// The map as it was published: of the i-th of seven powers of ten, the middles of 2^i equal parts
 /// (twice as many without signs) of the numbers from a tenth of it to itself; 0; and 1. They are
 /// sorted.
-fn by_construction(map: EightBitMap) -> Vec<f64> {
+fn by_construction(moment: Moment) -> Vec<f64> {
     let mut numbers = vec![0.0, 1.0];
     for i in 0..7 {
-        let parts = if map == EightBitMap::Signed { 1 << i } else { 2 << i };
+        let parts = if moment == Moment::First { 1 << i } else { 2 << i };
         let bounds: Vec<f64> =
             (0..=parts).map(|at| 0.1 + 0.9 * f64::from(at) / f64::from(parts)).collect();
         for pair in bounds.windows(2) {
             let number = 10_f64.powi(i - 6) * (pair[0] + pair[1]) / 2.0;
             numbers.push(number);
-            numbers.extend((map == EightBitMap::Signed).then_some(-number));
+            numbers.extend((moment == Moment::First).then_some(-number));
         }
     }
     numbers.sort_by(f64::total_cmp);
@@ -37,17 +77,17 @@ fn by_construction(map: EightBitMap) -> Vec<f64> {
 }
 
 /// The code of the number nearest to `value`, by a search through all; of two, the lower one.
-fn nearest(map: EightBitMap, value: f64) -> u8 {
-    let distance = |code: u8| (f64::from(map.numbers()[usize::from(code)]) - value).abs();
+fn nearest(moment: Moment, value: f64) -> u8 {
+    let distance = |code: u8| (f64::from(moment.numbers()[usize::from(code)]) - value).abs();
     (0..=255).min_by(|one, other| distance(*one).total_cmp(&distance(*other))).expect("256 codes")
 }
 
 /// The largest difference of two neighbors. The signed map has no -1, so the way from there to its
 /// least number counts twice.
-fn largest_gap(map: EightBitMap) -> f32 {
-    let numbers = map.numbers();
+fn largest_gap(moment: Moment) -> f32 {
+    let numbers = moment.numbers();
     let gaps = numbers.windows(2).map(|pair| pair[1] - pair[0]);
-    let below = if map == EightBitMap::Signed { 2.0 * (1.0 + numbers[0]) } else { 0.0 };
+    let below = if moment == Moment::First { 2.0 * (1.0 + numbers[0]) } else { 0.0 };
     gaps.fold(below, f32::max)
 }
 
@@ -76,24 +116,27 @@ impl State {
         EightBit { codes, scales: &mut self.1[from..to] }
     }
 
-    fn decoded(&self, map: EightBitMap) -> Vec<f32> {
+    fn decoded(&self, moment: Moment) -> Vec<f32> {
         let mut target = vec![7.0; self.0.len()];
-        decode_8bit(map, &mut target, &self.0, &self.1);
+        let blocks = target.chunks_mut(EIGHT_BIT_BLOCK).zip(self.0.chunks(EIGHT_BIT_BLOCK));
+        for ((target, codes), scale) in blocks.zip(&self.1) {
+            decode(moment.map(), target, codes, *scale);
+        }
         target
     }
 }
 
 #[test]
 fn the_maps_are_those_of_the_published_construction() {
-    for map in MAPS {
-        let expected = by_construction(map);
+    for moment in MOMENTS {
+        let expected = by_construction(moment);
         assert_eq!(expected.len(), 256);
-        for (number, expected) in map.numbers().iter().zip(expected) {
+        for (number, expected) in moment.numbers().iter().zip(expected) {
             assert!((f64::from(*number) - expected).abs() <= 1e-7 * expected.abs(), "{expected}");
         }
-        assert!(map.numbers().is_sorted_by(|one, other| one < other));
+        assert!(moment.numbers().is_sorted_by(|one, other| one < other));
     }
-    let [signed, unsigned] = MAPS.map(EightBitMap::numbers);
+    let [signed, unsigned] = MOMENTS.map(Moment::numbers);
     assert_eq!([signed[127], signed[255], unsigned[0], unsigned[255]], [0.0, 1.0, 0.0, 1.0]);
 }
 
@@ -101,14 +144,18 @@ fn the_maps_are_those_of_the_published_construction() {
 /// neighbors.
 #[test]
 fn a_code_is_that_of_the_nearest_number() {
-    for map in MAPS {
-        let numbers = map.numbers();
+    for moment in MOMENTS {
+        let numbers = moment.numbers();
         let middles = numbers.windows(2).map(|pair| f32::midpoint(pair[0], pair[1]));
         let coarse = (0..=u16::MAX).map(|bits| f32::from_bits(u32::from(bits) << 16));
         for value in middles.chain(coarse).flat_map(|it| [it.next_down(), it, it.next_up()]) {
-            let in_range = value.abs() <= 1.0 && (map == EightBitMap::Signed || value >= 0.0);
+            let in_range = value.abs() <= 1.0 && (moment == Moment::First || value >= 0.0);
             if in_range {
-                assert_eq!(map.map().code(value), nearest(map, value.into()), "{map:?}: {value:e}");
+                assert_eq!(
+                    moment.map().code(value),
+                    nearest(moment, value.into()),
+                    "{moment:?}: {value:e}"
+                );
             }
         }
     }
@@ -116,39 +163,43 @@ fn a_code_is_that_of_the_nearest_number() {
 
 #[test]
 fn an_element_changes_by_at_most_half_of_the_largest_gap() {
-    for map in MAPS {
+    for moment in MOMENTS {
         let mut values = wave(1000, 0.37);
-        if map == EightBitMap::Unsigned {
+        if moment == Moment::Second {
             values.iter_mut().for_each(|value| *value *= *value);
         }
         let state = on_both(|| {
             let mut state = State::new(1000);
-            encode_8bit(map, &values, state.borrow());
+            dispatch(Encode { moment, values: &values, target: &mut state });
             state
         });
-        for (index, (value, decoded)) in values.iter().zip(state.decoded(map)).enumerate() {
+        for (index, (value, decoded)) in values.iter().zip(state.decoded(moment)).enumerate() {
             let block = index / EIGHT_BIT_BLOCK * EIGHT_BIT_BLOCK;
             let all = &values[block..1000.min(block + EIGHT_BIT_BLOCK)];
             let scale = all.iter().fold(0.0, |most: f32, value| most.max(value.abs()));
             assert_eq!(state.1[index / EIGHT_BIT_BLOCK], scale);
             // A rounding of the quotient, and one of the product.
-            let bound = scale * (largest_gap(map) / 2.0 + 2.0 * f32::EPSILON);
-            assert!((value - decoded).abs() <= bound, "{map:?}: {value} became {decoded}");
+            let bound = scale * (largest_gap(moment) / 2.0 + 2.0 * f32::EPSILON);
+            assert!((value - decoded).abs() <= bound, "{moment:?}: {value} became {decoded}");
         }
     }
 }
 
 #[test]
 fn zeros_are_kept_and_what_is_not_finite_is_seen() {
-    for map in MAPS {
-        assert_eq!(State::new(300).decoded(map), [0.0; 300], "memory that was filled with zeros");
+    for moment in MOMENTS {
+        assert_eq!(
+            State::new(300).decoded(moment),
+            [0.0; 300],
+            "memory that was filled with zeros"
+        );
         let mut state = State::new(300);
-        encode_8bit(map, &[0.0; 300], state.borrow());
-        assert_eq!(state.decoded(map), [0.0; 300]);
+        dispatch(Encode { moment, values: &[0.0; 300], target: &mut state });
+        assert_eq!(state.decoded(moment), [0.0; 300]);
         for bad in [f32::NAN, f32::INFINITY] {
             let values: Vec<f32> = (0..300).map(|at| if at == 7 { bad } else { 1.0 }).collect();
-            encode_8bit(map, &values, state.borrow());
-            let decoded = state.decoded(map);
+            dispatch(Encode { moment, values: &values, target: &mut state });
+            let decoded = state.decoded(moment);
             assert!(decoded[..EIGHT_BIT_BLOCK].iter().all(|value| !value.is_finite()));
             assert_eq!(decoded[EIGHT_BIT_BLOCK..], [1.0; 300 - EIGHT_BIT_BLOCK]);
         }
@@ -157,15 +208,15 @@ fn zeros_are_kept_and_what_is_not_finite_is_seen() {
 
 /// The state of one moment in f64, quantized by the search through all numbers. A second moment
 /// above 0 is not rounded to 0.
-fn quantized(map: EightBitMap, moment: &[f64]) -> Vec<f64> {
+fn quantized(moment: Moment, values: &[f64]) -> Vec<f64> {
     let block = |block: &[f64]| {
         let scale = block.iter().fold(0.0, |most: f64, value| most.max(value.abs()));
-        let least = |value: &f64| u8::from(map == EightBitMap::Unsigned && *value > 0.0);
-        let code = |value: &f64| nearest(map, value / scale).max(least(value));
-        let number = |value| f64::from(map.numbers()[usize::from(code(value))]) * scale;
+        let least = |value: &f64| u8::from(moment == Moment::Second && *value > 0.0);
+        let code = |value: &f64| nearest(moment, value / scale).max(least(value));
+        let number = |value| f64::from(moment.numbers()[usize::from(code(value))]) * scale;
         block.iter().map(number).collect::<Vec<f64>>()
     };
-    moment.chunks(EIGHT_BIT_BLOCK).flat_map(block).collect()
+    values.chunks(EIGHT_BIT_BLOCK).flat_map(block).collect()
 }
 
 /// Two numbers on both sides of a boundary may get different codes, since one was computed in f32
@@ -180,7 +231,7 @@ fn follows_the_definition_at_each_of_many_steps() {
     for number in 1..=20 {
         let step = AdamWStep { step: number, ..STEP };
         let gradient = wave(len, number as f32 * 0.7);
-        let [m, v] = [first.decoded(EightBitMap::Signed), second.decoded(EightBitMap::Unsigned)];
+        let [m, v] = [first.decoded(Moment::First), second.decoded(Moment::Second)];
         let before = parameter.clone();
         adamw_8bit(&step, &mut parameter, &gradient, [first.borrow(), second.borrow()]);
         let mut new_m = vec![0.0; len];
@@ -194,9 +245,9 @@ fn follows_the_definition_at_each_of_many_steps() {
             assert!((f64::from(parameter[index]) - p).abs() < 1e-6 * size, "step {number}");
             (new_m[index], new_v[index]) = (m, v);
         }
-        same_state(&first.decoded(EightBitMap::Signed), &quantized(EightBitMap::Signed, &new_m));
-        let decoded = second.decoded(EightBitMap::Unsigned);
-        same_state(&decoded, &quantized(EightBitMap::Unsigned, &new_v));
+        same_state(&first.decoded(Moment::First), &quantized(Moment::First, &new_m));
+        let decoded = second.decoded(Moment::Second);
+        same_state(&decoded, &quantized(Moment::Second, &new_v));
     }
 }
 
@@ -211,8 +262,8 @@ fn an_element_without_another_gradient_moves_no_further_than_others() {
         adamw_8bit(&of(step), &mut parameter, &gradient, [first.borrow(), second.borrow()]);
     }
     assert!(parameter[1].abs() < 4e-3, "{parameter:?}");
-    let least = EightBitMap::Unsigned.numbers()[1];
-    assert_eq!(second.decoded(EightBitMap::Unsigned)[1], least * second.1[0]);
+    let least = Moment::Second.numbers()[1];
+    assert_eq!(second.decoded(Moment::Second)[1], least * second.1[0]);
 }
 
 /// One update in f64 as the definition has it, by a clipped gradient; and the sum of the magnitudes

@@ -1,14 +1,10 @@
 //! Updates are compared with the same update in f64, and bit for bit with one element at a time.
 
 use super::{LionStep, lion};
-use crate::simd::tests::on_both;
+use crate::tests::{assert_elementwise, assert_follows};
 
 const STEP: LionStep =
     LionStep { learning_rate: 3e-3, beta1: 0.9, beta2: 0.99, weight_decay: 0.1, clip: 0.5 };
-
-fn wave(len: usize, frequency: f32) -> Vec<f32> {
-    (0..len).map(|index| ((index as f32 + 0.5) * frequency).sin()).collect()
-}
 
 /// One update in f64, as Program 1 of the paper has it, and the direction whose sign it took.
 fn in_f64(step: &LionStep, [p, m]: [f64; 2], gradient: f64) -> ([f64; 2], f64) {
@@ -21,41 +17,21 @@ fn in_f64(step: &LionStep, [p, m]: [f64; 2], gradient: f64) -> ([f64; 2], f64) {
 
 #[test]
 fn follows_the_definition_for_many_steps() {
-    let mut parameter = wave(37, 0.3);
-    let mut momentum = vec![0.0; 37];
-    let mut reference: Vec<[f64; 2]> = parameter.iter().map(|p| [f64::from(*p), 0.0]).collect();
-    for number in 1..=50 {
-        let gradient = wave(37, number as f32 * 0.7);
-        lion(&STEP, &mut parameter, &gradient, &mut momentum);
-        for (element, gradient) in reference.iter_mut().zip(&gradient) {
-            let (updated, direction) = in_f64(&STEP, *element, f64::from(*gradient));
-            assert!(direction.abs() > 1e-6, "rounding does not decide the sign of {direction}");
-            *element = updated;
-        }
-    }
-    for (index, [p, m]) in reference.into_iter().enumerate() {
-        assert!((f64::from(parameter[index]) - p).abs() < 1e-6);
-        assert!((f64::from(momentum[index]) - m).abs() < 1e-6);
-    }
+    let update = |_, [parameter, momentum]: [&mut [f32]; 2], gradient: &[f32]| {
+        lion(&STEP, parameter, gradient, momentum);
+    };
+    assert_follows(1e-6, update, |_, element, gradient| {
+        let (updated, direction) = in_f64(&STEP, element, gradient);
+        assert!(direction.abs() > 1e-6, "rounding does not decide the sign of {direction}");
+        updated
+    });
 }
 
 #[test]
 fn a_slice_is_its_elements_on_every_machine() {
-    let gradient = wave(1003, 0.7);
-    let whole = on_both(|| {
-        let mut parameter = wave(1003, 0.2);
-        let mut momentum = wave(1003, 0.1);
-        lion(&STEP, &mut parameter, &gradient, &mut momentum);
-        (parameter, momentum)
+    assert_elementwise(|[parameter, momentum], gradient| {
+        lion(&STEP, parameter, gradient, momentum);
     });
-    let mut parameter = wave(1003, 0.2);
-    let mut momentum = wave(1003, 0.1);
-    for index in 0..1003 {
-        let element = index..=index;
-        let momentum = &mut momentum[element.clone()];
-        lion(&STEP, &mut parameter[element.clone()], &gradient[element], momentum);
-    }
-    assert_eq!(whole, (parameter, momentum));
 }
 
 #[test]

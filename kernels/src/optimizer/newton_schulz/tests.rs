@@ -4,14 +4,11 @@
 use super::{MatrixDType, NewtonSchulz};
 use crate::matmul::Threads;
 use crate::round::{nearest_f32, round_bf16};
+use crate::tests::scattered;
 
 /// Sizes below and above those of X's parts, wide and tall.
 const SIZES: [(usize, usize); 9] =
     [(1, 1), (1, 300), (300, 1), (7, 7), (13, 40), (40, 13), (5, 700), (700, 5), (60, 64)];
-
-fn numbers(len: usize) -> Vec<f32> {
-    (0..len).map(|index| ((index * 7919) % 1013) as f32 / 500.0 - 1.0).collect()
-}
 
 fn orthogonalized(by: &NewtonSchulz, values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     let mut matrix = values.to_vec();
@@ -64,7 +61,7 @@ fn by_definition(of: &NewtonSchulz, matrix: &Rows, round: fn(f64) -> f64) -> Row
 
 /// The greatest difference from the definition.
 fn error(of: &NewtonSchulz, rows: usize, columns: usize, round: fn(f64) -> f64) -> f64 {
-    let values = numbers(rows * columns);
+    let values = scattered(rows * columns);
     let matrix: Rows =
         values.chunks(columns).map(|row| row.iter().copied().map(f64::from).collect()).collect();
     let expected = match rows > columns {
@@ -98,10 +95,10 @@ fn in_bf16_each_result_is_rounded() {
         let error = error(&by, rows, columns, bf16);
         let greatest = 3.4445;
         assert!(error <= greatest * 2_f64.powi(-8), "{rows} x {columns}: {error:e}");
-        let found = orthogonalized(&by, &numbers(rows * columns), rows, columns);
+        let found = orthogonalized(&by, &scattered(rows * columns), rows, columns);
         assert!(found.iter().all(|value| round_bf16(*value) == *value));
         let other = NewtonSchulz { dtype: MatrixDType::F32, ..by };
-        let exact = orthogonalized(&other, &numbers(rows * columns), rows, columns);
+        let exact = orthogonalized(&other, &scattered(rows * columns), rows, columns);
         let is_one = rows * columns == 1;
         assert!(is_one || found != exact, "{rows} x {columns}: it is not rounded");
     }
@@ -177,10 +174,10 @@ fn a_matrix_of_zeros_stays_one() {
 #[test]
 fn the_bits_do_not_depend_on_the_threads() {
     let by = NewtonSchulz::default();
-    let alone = orthogonalized(&by, &numbers(150 * 400), 150, 400);
+    let alone = orthogonalized(&by, &scattered(150 * 400), 150, 400);
     for threads in [2, 3] {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
-        let mut matrix = numbers(150 * 400);
+        let mut matrix = scattered(150 * 400);
         let mut workspace = vec![0.0; NewtonSchulz::workspace(150, 400)];
         pool.install(|| by.orthogonalize(&mut matrix, 150, 400, &mut workspace, Threads::Pool));
         assert!(matrix == alone, "{threads} threads");

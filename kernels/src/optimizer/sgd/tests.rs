@@ -2,6 +2,7 @@
 
 use super::{MomentumKind, SgdStep, sgd};
 use crate::simd::tests::on_both;
+use crate::tests::{assert_elementwise, assert_follows};
 
 const STEP: SgdStep = SgdStep {
     learning_rate: 0.05,
@@ -12,10 +13,6 @@ const STEP: SgdStep = SgdStep {
 };
 
 const KINDS: [MomentumKind; 2] = [MomentumKind::Classic, MomentumKind::Nesterov];
-
-fn wave(len: usize, frequency: f32) -> Vec<f32> {
-    (0..len).map(|index| (index as f32 * frequency).sin()).collect()
-}
 
 /// One update in f64, as PyTorch defines it.
 fn in_f64(step: &SgdStep, [p, velocity]: [f64; 2], gradient: f64) -> [f64; 2] {
@@ -32,41 +29,20 @@ fn in_f64(step: &SgdStep, [p, velocity]: [f64; 2], gradient: f64) -> [f64; 2] {
 fn follows_the_definition_for_many_steps() {
     for kind in KINDS {
         let step = SgdStep { kind, ..STEP };
-        let mut parameter = wave(21, 0.3);
-        let mut velocity = vec![0.0; 21];
-        let mut reference: Vec<[f64; 2]> = parameter.iter().map(|p| [f64::from(*p), 0.0]).collect();
-        for number in 1..=30 {
-            let gradient = wave(21, number as f32);
-            sgd(&step, &mut parameter, &gradient, Some(&mut velocity));
-            for (element, gradient) in reference.iter_mut().zip(&gradient) {
-                *element = in_f64(&step, *element, f64::from(*gradient));
-            }
-        }
-        for (index, [p, v]) in reference.into_iter().enumerate() {
-            assert!((f64::from(parameter[index]) - p).abs() < 1e-5);
-            assert!((f64::from(velocity[index]) - v).abs() < 1e-5);
-        }
+        let update = |_, [parameter, velocity]: [&mut [f32]; 2], gradient: &[f32]| {
+            sgd(&step, parameter, gradient, Some(velocity));
+        };
+        assert_follows(1e-5, update, |_, element, gradient| in_f64(&step, element, gradient));
     }
 }
 
 #[test]
 fn a_slice_is_its_elements_on_every_machine() {
-    let gradient = wave(1003, 0.7);
     for kind in KINDS {
         let step = SgdStep { kind, ..STEP };
-        let whole = on_both(|| {
-            let mut parameter = wave(1003, 0.2);
-            let mut velocity = wave(1003, 0.1);
-            sgd(&step, &mut parameter, &gradient, Some(&mut velocity));
-            (parameter, velocity)
+        assert_elementwise(|[parameter, velocity], gradient| {
+            sgd(&step, parameter, gradient, Some(velocity));
         });
-        let mut parameter = wave(1003, 0.2);
-        let mut velocity = wave(1003, 0.1);
-        for index in 0..1003 {
-            let velocity = Some(&mut velocity[index..=index]);
-            sgd(&step, &mut parameter[index..=index], &gradient[index..=index], velocity);
-        }
-        assert_eq!(whole, (parameter, velocity));
     }
 }
 

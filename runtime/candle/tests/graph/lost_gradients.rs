@@ -20,6 +20,63 @@ fn mesh() -> Mesh {
     Mesh::new(1, 2).expect("two shards")
 }
 
+/// Runs a unit of a pass, or runs it again in the backward, too.
+fn run(
+    pass: &Pass<'_>,
+    recomputed: bool,
+    name: &str,
+    x: &Tensor,
+    forward: RepeatableForward,
+) -> Result<Tensor, Error> {
+    match recomputed {
+        true => pass.recomputed(name, x, forward),
+        false => pass.unit(name, x, |p, x| forward(p, x)),
+    }
+}
+
+/// Returns the parameters that an error names: those without a gradient on both ranks.
+fn without_gradient(error: &Error) -> Vec<String> {
+    match error {
+        Error::Runtime(RuntimeError::Gradients(GradientError::WithoutGradient {
+            parameters,
+            ..
+        })) => parameters.clone(),
+        Error::Runtime(RuntimeError::Gradients(GradientError::UnusedParameters {
+            parameters,
+            ..
+        })) => {
+            assert!(parameters.iter().all(|(_, ranks)| *ranks == [0, 1]), "{error}");
+            parameters.iter().map(|(name, _)| name.clone()).collect()
+        }
+        other => panic!("{other}"),
+    }
+}
+
+/// Checks that three updates with weight decay change the second of two layers, and the first not.
+/// Weight decay changes parameters whose gradients are zeros, and none without a gradient.
+fn assert_first_layer_stays(
+    forward: impl Fn(&Pass<'_>, &Tape) -> candle_core::Result<Tensor> + Sync,
+) {
+    for unused in [Unused::Warn, Unused::Zeros] {
+        common::results(2, |world| {
+            let tape = Tape::of_mesh(&world, mesh()).expect("the mesh of the world");
+            let options = ModelOptions { unused, ..ModelOptions::on(mesh()) };
+            let mut model = sharded_with(world, layers(2, 4), options);
+            let decay = AdamWOptions { weight_decay: 0.1, ..AdamWOptions::default() };
+            let mut adamw = AdamW::new(&model, decay);
+            let before = model.full_parameters().expect("a gather");
+            for _ in 0..3 {
+                let tape = tape.tagged(hsdp_comm::Tag::default());
+                let gradients = step(&mut model, |pass| forward(pass, &tape));
+                adamw.step(&mut model, gradients.expect("it passes")).expect("an update");
+            }
+            let after = model.full_parameters().expect("a gather");
+            assert_eq!(before["layer.0.weight"], after["layer.0.weight"], "{unused:?}");
+            assert_ne!(before["layer.1.weight"], after["layer.1.weight"], "{unused:?}");
+        });
+    }
+}
+
 /// A softmax of candle_nn after the second layer: the first two get no gradient, and the loss still
 /// falls.
 #[test]
@@ -74,28 +131,14 @@ fn parameters_before_a_cut_at_the_begin_of_a_unit_are_named() {
                         2 => layer(p, index, &softmax_last_dim(x)?),
                         _ => layer(p, index, x),
                     };
-                    let name = format!("layer.{index}");
-                    x = match recomputed {
-                        true => pass.recomputed(&name, &x, Arc::new(forward))?,
-                        false => pass.unit(&name, &x, forward)?,
-                    };
+                    x = run(pass, recomputed, &format!("layer.{index}"), &x, Arc::new(forward))?;
                 }
                 x.sqr()?.mean_all()
             })
             .map(drop)
         });
         for end in ends {
-            let error = end.expect_err("gradients are missing");
-            let Error::Runtime(runtime) = &error else { panic!("{error}") };
-            let named = match runtime {
-                RuntimeError::Gradients(GradientError::WithoutGradient { parameters, .. }) => {
-                    parameters.clone()
-                }
-                RuntimeError::Gradients(GradientError::UnusedParameters { parameters, .. }) => {
-                    parameters.iter().map(|(name, _)| name.clone()).collect()
-                }
-                other => panic!("{other}"),
-            };
+            let named = without_gradient(&end.expect_err("gradients are missing"));
             let names = ["layer.0.weight", "layer.0.bias", "layer.1.weight", "layer.1.bias"];
             assert_eq!(named, names, "{recomputed} {unused:?}");
         }
@@ -125,42 +168,19 @@ fn a_tower_behind_a_detached_output_is_named_whichever_tower_is_first() {
             .map(drop)
         });
         for end in ends {
-            let error = end.expect_err("a tower has no gradient");
-            let Error::Runtime(RuntimeError::Gradients(GradientError::WithoutGradient {
-                parameters,
-                ..
-            })) = &error
-            else {
-                panic!("{error}")
-            };
-            assert_eq!(*parameters, [format!("{lost}.weight"), format!("{lost}.bias")]);
+            let named = without_gradient(&end.expect_err("a tower has no gradient"));
+            assert_eq!(named, [format!("{lost}.weight"), format!("{lost}.bias")]);
         }
     }
 }
 
-/// Weight decay changes parameters whose gradients are zeros, and none without a gradient.
 #[test]
 fn parameters_before_a_cut_are_not_updated_in_later_steps_either() {
-    for unused in [Unused::Warn, Unused::Zeros] {
-        common::results(2, |world| {
-            let options = ModelOptions { unused, ..ModelOptions::on(mesh()) };
-            let mut model = sharded_with(world, layers(2, 4), options);
-            let decay = AdamWOptions { weight_decay: 0.1, ..AdamWOptions::default() };
-            let mut adamw = AdamW::new(&model, decay);
-            let before = model.full_parameters().expect("a gather");
-            for _ in 0..3 {
-                let gradients = step(&mut model, |pass| {
-                    let x = pass.unit("layer.0", &input(0, 3, 4), |p, x| layer(p, 0, x))?;
-                    let cut = |p: &dyn Parameters, x: &Tensor| layer(p, 1, &softmax_last_dim(x)?);
-                    pass.unit("layer.1", &x, cut)?.sqr()?.mean_all()
-                });
-                adamw.step(&mut model, gradients.expect("it passes")).expect("an update");
-            }
-            let after = model.full_parameters().expect("a gather");
-            assert_eq!(before["layer.0.weight"], after["layer.0.weight"], "{unused:?}");
-            assert_ne!(before["layer.1.weight"], after["layer.1.weight"], "{unused:?}");
-        });
-    }
+    assert_first_layer_stays(|pass, _| {
+        let x = pass.unit("layer.0", &input(0, 3, 4), |p, x| layer(p, 0, x))?;
+        let cut = |p: &dyn Parameters, x: &Tensor| layer(p, 1, &softmax_last_dim(x)?);
+        pass.unit("layer.1", &x, cut)?.sqr()?.mean_all()
+    });
 }
 
 /// A head that detaches its input trains itself alone. Zeros are gradients where the loss reaches a
@@ -171,10 +191,7 @@ fn gradients_of_zeros_beside_a_detached_input_are_gradients() {
         let ends = common::results(2, |world| {
             let mut model = sharded_with(world, layers(3, 4), ModelOptions::on(mesh()));
             step(&mut model, |pass| {
-                let run = |name: &str, x: &Tensor, forward: RepeatableForward| match recomputed {
-                    true => pass.recomputed(name, x, forward),
-                    false => pass.unit(name, x, |p, x| forward(p, x)),
-                };
+                let run = |name: &str, x: &Tensor, forward| run(pass, recomputed, name, x, forward);
                 // The gradient of the weight is 0: its factor is.
                 let nothing = Arc::new(|p: &dyn Parameters, x: &Tensor| {
                     let by = (x.zeros_like()?.matmul(&p.get("layer.0.weight")?))?;
@@ -212,10 +229,7 @@ fn a_head_that_begins_with_zeros_hides_no_way_around_a_cut() {
         let ends = common::results(2, |world| {
             let mut model = with_a_head_of_zeros(world, unused);
             step(&mut model, |pass| {
-                let run = |name: &str, x: &Tensor, forward: RepeatableForward| match recomputed {
-                    true => pass.recomputed(name, x, forward),
-                    false => pass.unit(name, x, |p, x| forward(p, x)),
-                };
+                let run = |name: &str, x: &Tensor, forward| run(pass, recomputed, name, x, forward);
                 let x = run("layer.0", &input(0, 3, 4), Arc::new(|p, x| layer(p, 0, x)))?;
                 let cut = run("layer.1", &x, Arc::new(|p, x| layer(p, 1, &softmax_last_dim(x)?)))?;
                 run("layer.2", &(x + cut)?, Arc::new(|p, x| layer(p, 2, x)))?.sqr()?.mean_all()
@@ -255,10 +269,7 @@ fn parameters_before_a_collective_that_the_loss_does_not_need_are_named() {
                 let run = |index: usize, x: &Tensor| {
                     let name = format!("layer.{index}");
                     let forward = move |p: &dyn Parameters, x: &Tensor| layer(p, index, x);
-                    match recomputed {
-                        true => pass.recomputed(&name, x, Arc::new(forward)),
-                        false => pass.unit(&name, x, forward),
-                    }
+                    run(pass, recomputed, &name, x, Arc::new(forward))
                 };
                 let x = run(0, &input(rank, 3, 4))?;
                 let all = gathered(&tape, run(1, &x)?)?;
@@ -268,49 +279,20 @@ fn parameters_before_a_collective_that_the_loss_does_not_need_are_named() {
             .map(drop)
         });
         for end in ends {
-            let error = end.expect_err("a layer has no gradient");
-            let Error::Runtime(runtime) = &error else { panic!("{error}") };
-            let named: Vec<_> = match runtime {
-                RuntimeError::Gradients(GradientError::WithoutGradient { parameters, .. }) => {
-                    parameters.clone()
-                }
-                RuntimeError::Gradients(GradientError::UnusedParameters { parameters, .. }) => {
-                    assert!(parameters.iter().all(|(_, ranks)| *ranks == [0, 1]), "{error}");
-                    parameters.iter().map(|(name, _)| name.clone()).collect()
-                }
-                other => panic!("{other}"),
-            };
+            let named = without_gradient(&end.expect_err("a layer has no gradient"));
             assert_eq!(named, ["layer.1.weight", "layer.1.bias"], "{recomputed} {unused:?}");
         }
     }
 }
 
-/// Weight decay changes parameters whose gradients are zeros, and none without a gradient.
 #[test]
 fn parameters_before_such_a_collective_are_not_updated_in_later_steps_either() {
-    for unused in [Unused::Warn, Unused::Zeros] {
-        common::results(2, |world| {
-            let tape = Tape::of_mesh(&world, mesh()).expect("the mesh of the world");
-            let options = ModelOptions { unused, ..ModelOptions::on(mesh()) };
-            let mut model = sharded_with(world, layers(2, 4), options);
-            let decay = AdamWOptions { weight_decay: 0.1, ..AdamWOptions::default() };
-            let mut adamw = AdamW::new(&model, decay);
-            let before = model.full_parameters().expect("a gather");
-            for _ in 0..3 {
-                let tape = tape.tagged(hsdp_comm::Tag::default());
-                let gradients = step(&mut model, |pass| {
-                    let aside = pass.unit("layer.0", &input(0, 3, 4), |p, x| layer(p, 0, x))?;
-                    let _ = gathered(&tape, aside)?;
-                    let main = pass.unit("layer.1", &input(0, 3, 4), |p, x| layer(p, 1, x))?;
-                    total(&tape, main.sqr()?.mean_all()?)
-                });
-                adamw.step(&mut model, gradients.expect("it passes")).expect("an update");
-            }
-            let after = model.full_parameters().expect("a gather");
-            assert_eq!(before["layer.0.weight"], after["layer.0.weight"], "{unused:?}");
-            assert_ne!(before["layer.1.weight"], after["layer.1.weight"], "{unused:?}");
-        });
-    }
+    assert_first_layer_stays(|pass, tape| {
+        let aside = pass.unit("layer.0", &input(0, 3, 4), |p, x| layer(p, 0, x))?;
+        let _ = gathered(tape, aside)?;
+        let main = pass.unit("layer.1", &input(0, 3, 4), |p, x| layer(p, 1, x))?;
+        total(tape, main.sqr()?.mean_all()?)
+    });
 }
 
 /// Units before it, whose gradients are zeros, lead to the loss by another way.

@@ -1,7 +1,7 @@
 //! Reads models from files in the format of `PLAN.md`.
 
 use hsdp_sharding::{DType, Param, Unit};
-use hsdp_simulator::{Attention, Scores};
+use hsdp_simulator::{AttentionScores, AttentionShape};
 use serde::Deserialize;
 
 use super::Model;
@@ -171,13 +171,13 @@ fn made_of(entry: ModelEntry) -> Model {
     model
 }
 
-fn attention(entry: AttentionEntry) -> Attention {
+fn attention(entry: AttentionEntry) -> AttentionShape {
     let scores = match (entry.stored, entry.window) {
-        (true, _) => Scores::Stored,
-        (false, None) => Scores::Fused,
-        (false, Some(window)) => Scores::Window(window),
+        (true, _) => AttentionScores::Stored,
+        (false, None) => AttentionScores::Fused,
+        (false, Some(window)) => AttentionScores::Window(window),
     };
-    Attention { heads: entry.heads, size: entry.size, scores }
+    AttentionShape { heads: entry.heads, size: entry.size, scores }
 }
 
 fn param(entry: ParamEntry) -> Param {

@@ -10,7 +10,7 @@ use hsdp::{DType, ModelSpec};
 use serde_json::{Map, Value, json};
 
 use self::keys::{COMMON, ConfigKeys, GENERAL};
-use self::rope::{Beside, Rope};
+use self::rope::{Rope, RopeDefaults};
 use super::families::DecoderFamily;
 use super::layers::Lora;
 
@@ -518,7 +518,7 @@ impl DecoderConfig {
         let DecoderFamily { rotation, .. } = *family;
         let (activation_key, activation_default) = defaults.activation;
         let theta = defaults.rope_theta;
-        let beside = Beside { rotation, theta, head_dim, max_position_embeddings };
+        let beside = RopeDefaults { rotation, theta, head_dim, max_position_embeddings };
         Ok(Self {
             vocab_size,
             hidden_size,

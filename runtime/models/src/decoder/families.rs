@@ -100,9 +100,8 @@ const LLAMA: DecoderFamily = DecoderFamily {
     defaults: DEFAULTS,
     rotation: Rotation::Scaled,
     read: |keys, config| {
-        let of_attention = keys.or("attention_bias", false)?;
-        let of_mlp = keys.or("mlp_bias", false)?;
-        config.biases = Biases { qkv: of_attention, output: of_attention, mlp: of_mlp };
+        config.biases = attention_biases(keys)?;
+        config.biases.mlp = keys.or("mlp_bias", false)?;
         config.check_division()
     },
 };
@@ -155,6 +154,12 @@ const WINDOWS: KeyTable = &[
     (Effect::Only(&["false", "null"]), &["use_mrope"]),
 ];
 
+/// Reads whether all projections of attention have biases. The MLP has none.
+fn attention_biases(keys: &ConfigKeys<'_>) -> Result<Biases, DecoderConfigError> {
+    let biased = keys.or("attention_bias", false)?;
+    Ok(Biases { qkv: biased, output: biased, mlp: false })
+}
+
 /// Reads the windows of layers.
 fn read_windows(
     keys: &ConfigKeys<'_>,
@@ -176,8 +181,7 @@ const QWEN3: DecoderFamily = DecoderFamily {
     defaults: Defaults { head_dim: Some(128), ..QWEN },
     rotation: Rotation::Scaled,
     read: |keys, config| {
-        let biased = keys.or("attention_bias", false)?;
-        config.biases = Biases { qkv: biased, output: biased, mlp: false };
+        config.biases = attention_biases(keys)?;
         config.qk_norm = Some(QkNorm::EachHead);
         read_windows(keys, config)
     },
@@ -221,8 +225,7 @@ const GEMMA2: DecoderFamily = DecoderFamily {
     },
     rotation: Rotation::Scaled,
     read: |keys, config| {
-        let biased = keys.or("attention_bias", false)?;
-        config.biases = Biases { qkv: biased, output: biased, mlp: false };
+        config.biases = attention_biases(keys)?;
         config.block_norms = BlockNorms {
             before_attention: Some("input_layernorm"),
             after_attention: Some("post_attention_layernorm"),
@@ -291,8 +294,7 @@ const OLMO2: DecoderFamily = DecoderFamily {
     },
     rotation: Rotation::Scaled,
     read: |keys, config| {
-        let biased = keys.or("attention_bias", false)?;
-        config.biases = Biases { qkv: biased, output: biased, mlp: false };
+        config.biases = attention_biases(keys)?;
         config.block_norms = BlockNorms {
             before_attention: None,
             after_attention: Some("post_attention_layernorm"),
@@ -338,9 +340,8 @@ const SMOLLM3: DecoderFamily = DecoderFamily {
     },
     rotation: Rotation::Scaled,
     read: |keys, config| {
-        let of_attention = keys.or("attention_bias", false)?;
-        let of_mlp = keys.or("mlp_bias", false)?;
-        config.biases = Biases { qkv: of_attention, output: of_attention, mlp: of_mlp };
+        config.biases = attention_biases(keys)?;
+        config.biases.mlp = keys.or("mlp_bias", false)?;
         read_rope(keys, config)?;
         let window = match keys.or("use_sliding_window", false)? {
             true => keys.optional("sliding_window")?,

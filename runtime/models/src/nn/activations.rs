@@ -6,7 +6,7 @@ use candle_core::{CpuStorage, Result, Shape, Tensor, bail};
 
 use super::composed;
 use super::element::{LayerInput, check_dtypes, gradient, narrow, with_element};
-use super::layer::{Gradients, Layer, LayerOp, output};
+use super::layer::{CpuLayer, LayerGradients, LayerOp, output};
 use super::rows::{ANY_WIDTH, Rows};
 
 /// Smallest exponent. For a smaller x, e^x counts as 0. The smallest normal f32 is a little below
@@ -128,7 +128,7 @@ impl GateFunction for Cap {
     }
 }
 
-impl<F: GateFunction> Layer<1> for Elementwise<F> {
+impl<F: GateFunction> CpuLayer<1> for Elementwise<F> {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -142,7 +142,7 @@ impl<F: GateFunction> Layer<1> for Elementwise<F> {
         })
     }
 
-    fn backward(&self, [x]: [LayerInput<'_>; 1], g: LayerInput<'_>) -> Result<Gradients<1>> {
+    fn backward(&self, [x]: [LayerInput<'_>; 1], g: LayerInput<'_>) -> Result<LayerGradients<1>> {
         with_element!(x.dtype(), self.name, T => {
             let [of_x] = rows([x.elements::<T>()?, g.elements()?]).map(|_, [x, g], [of_x]| {
                 for ((of_x, x), g) in of_x.iter_mut().zip(x).zip(g) {
@@ -179,7 +179,7 @@ fn apply(gate: &Tensor, up: &Tensor, op: Gated<impl GateFunction>) -> Result<Ten
     gate.contiguous()?.apply_op2(&up.contiguous()?, LayerOp(op))
 }
 
-impl<F: GateFunction> Layer<2> for Gated<F> {
+impl<F: GateFunction> CpuLayer<2> for Gated<F> {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -196,7 +196,11 @@ impl<F: GateFunction> Layer<2> for Gated<F> {
         })
     }
 
-    fn backward(&self, [gate, up]: [LayerInput<'_>; 2], g: LayerInput<'_>) -> Result<Gradients<2>> {
+    fn backward(
+        &self,
+        [gate, up]: [LayerInput<'_>; 2],
+        g: LayerInput<'_>,
+    ) -> Result<LayerGradients<2>> {
         with_element!(gate.dtype(), self.name, T => {
             let inputs = [gate.elements::<T>()?, up.elements()?, g.elements()?];
             let [of_gate, of_up] = rows(inputs).map(|_, [gate, up, g], [of_gate, of_up]| {

@@ -11,7 +11,7 @@ use hsdp_kernels::{Fold, Matrix, Threads, cast, matmul, unpack, vectorized};
 
 use super::composed;
 use super::element::{LayerElement, LayerInput, check_dtypes, gradient, with_element, zeros};
-use super::layer::{Gradients, Layer, LayerOp, output};
+use super::layer::{CpuLayer, LayerGradients, LayerOp, output};
 use super::rows::in_parallel;
 use super::scores::{Scores, Softmax, SoftmaxKernel, shown};
 
@@ -119,7 +119,7 @@ impl AttentionSizes {
     }
 }
 
-impl Layer<1> for AttentionOp {
+impl CpuLayer<1> for AttentionOp {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -130,7 +130,7 @@ impl Layer<1> for AttentionOp {
         })
     }
 
-    fn backward(&self, [qkv]: [LayerInput<'_>; 1], g: LayerInput<'_>) -> Result<Gradients<1>> {
+    fn backward(&self, [qkv]: [LayerInput<'_>; 1], g: LayerInput<'_>) -> Result<LayerGradients<1>> {
         with_element!(qkv.dtype(), NAME, T => {
             let gradients = self.gradients([qkv.elements::<T>()?; 3], [true; 3], g.elements()?)?;
             let mut of_qkv = zeros::<T>(qkv.elem_count());
@@ -140,7 +140,7 @@ impl Layer<1> for AttentionOp {
     }
 }
 
-impl Layer<3> for AttentionOp {
+impl CpuLayer<3> for AttentionOp {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -151,7 +151,11 @@ impl Layer<3> for AttentionOp {
         })
     }
 
-    fn backward(&self, [q, k, v]: [LayerInput<'_>; 3], g: LayerInput<'_>) -> Result<Gradients<3>> {
+    fn backward(
+        &self,
+        [q, k, v]: [LayerInput<'_>; 3],
+        g: LayerInput<'_>,
+    ) -> Result<LayerGradients<3>> {
         with_element!(q.dtype(), NAME, T => {
             let values = [q.elements::<T>()?, k.elements()?, v.elements()?];
             let tracked = [q, k, v].map(LayerInput::is_tracked);

@@ -7,7 +7,7 @@ use super::composed;
 use super::element::{
     LayerElement, LayerInput, check_dtypes, gradient, last_dim, narrow, with_element,
 };
-use super::layer::{Gradients, Layer, LayerOp, output};
+use super::layer::{CpuLayer, LayerGradients, LayerOp, output};
 use super::rows::{Rows, max, sum};
 
 const NAME: &str = "cross_entropy";
@@ -131,7 +131,7 @@ impl CrossEntropyOp {
     }
 }
 
-impl Layer<1> for CrossEntropyOp {
+impl CpuLayer<1> for CrossEntropyOp {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -143,7 +143,11 @@ impl Layer<1> for CrossEntropyOp {
         })
     }
 
-    fn backward(&self, [logits]: [LayerInput<'_>; 1], g: LayerInput<'_>) -> Result<Gradients<1>> {
+    fn backward(
+        &self,
+        [logits]: [LayerInput<'_>; 1],
+        g: LayerInput<'_>,
+    ) -> Result<LayerGradients<1>> {
         let width = logits.dims().last().copied().unwrap_or_default();
         let g = g.elements::<f32>()?[0];
         with_element!(logits.dtype(), NAME, T => {

@@ -4,7 +4,7 @@ use candle_core::{CpuStorage, DType, Error, Result, Shape, Tensor, bail};
 
 use super::composed;
 use super::element::{LayerInput, check_dtypes, wide_gradient, with_element};
-use super::layer::{Gradients, Layer, LayerOp, output};
+use super::layer::{CpuLayer, LayerGradients, LayerOp, output};
 
 const NAME: &str = "embedding";
 
@@ -83,7 +83,7 @@ struct EmbeddingOp {
     padding: Option<usize>,
 }
 
-impl Layer<1> for EmbeddingOp {
+impl CpuLayer<1> for EmbeddingOp {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -101,7 +101,11 @@ impl Layer<1> for EmbeddingOp {
     }
 
     /// Sums the gradients of each row, in f32.
-    fn backward(&self, [weight]: [LayerInput<'_>; 1], g: LayerInput<'_>) -> Result<Gradients<1>> {
+    fn backward(
+        &self,
+        [weight]: [LayerInput<'_>; 1],
+        g: LayerInput<'_>,
+    ) -> Result<LayerGradients<1>> {
         let (count, width) = weight.dims2()?;
         let of_weight = wide_gradient(weight, || {
             let g = g.wide(NAME)?;

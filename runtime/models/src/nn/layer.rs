@@ -7,10 +7,10 @@ use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, S
 use super::element::{LayerElement, LayerInput, LentTensor};
 
 /// Gradients of the inputs that candle tracks.
-pub(super) type Gradients<const N: usize> = [Option<Tensor>; N];
+pub(super) type LayerGradients<const N: usize> = [Option<Tensor>; N];
 
 /// A function of `N` contiguous tensors on the CPU, with its gradients.
-pub(super) trait Layer<const N: usize> {
+pub(super) trait CpuLayer<const N: usize> {
     /// Returns the name of the layer, for errors.
     fn name(&self) -> &'static str;
 
@@ -19,7 +19,8 @@ pub(super) trait Layer<const N: usize> {
 
     /// Computes the gradients of the inputs from `g`, the gradient of the output. The gradient of an
     /// input that candle does not track is `None`.
-    fn backward(&self, inputs: [LayerInput<'_>; N], g: LayerInput<'_>) -> Result<Gradients<N>>;
+    fn backward(&self, inputs: [LayerInput<'_>; N], g: LayerInput<'_>)
+    -> Result<LayerGradients<N>>;
 }
 
 /// Returns the output of a forward.
@@ -35,10 +36,10 @@ pub(super) struct LayerOp<L>(pub(super) L);
 
 /// Runs the backward of a layer, with the storages of its inputs locked for reading.
 fn gradients<const N: usize>(
-    layer: &impl Layer<N>,
+    layer: &impl CpuLayer<N>,
     tensors: [&Tensor; N],
     g: &Tensor,
-) -> Result<Gradients<N>> {
+) -> Result<LayerGradients<N>> {
     let g = g.detach().contiguous()?;
     let lent_g = LentTensor::of(&g);
     let lent = tensors.map(LentTensor::of);
@@ -46,75 +47,42 @@ fn gradients<const N: usize>(
     layer.backward(array::from_fn(|index| inputs[index]), lent_g.input()?)
 }
 
-impl<L: Layer<1>> CustomOp1 for LayerOp<L> {
-    fn name(&self) -> &'static str {
-        self.0.name()
-    }
+/// Implements candle's trait of ops with as many inputs as there are gradients.
+macro_rules! custom_op {
+    (
+        $op:ident, $count:literal, $tracked:ty,
+        $($input:ident: $layout:ident => $gradient:ident),+
+    ) => {
+        impl<L: CpuLayer<$count>> $op for LayerOp<L> {
+            fn name(&self) -> &'static str {
+                self.0.name()
+            }
 
-    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        self.0.forward([LayerInput::new(x, layout)])
-    }
+            fn cpu_fwd(
+                &self,
+                $($input: &CpuStorage, $layout: &Layout,)+
+            ) -> Result<(CpuStorage, Shape)> {
+                self.0.forward([$(LayerInput::new($input, $layout)),+])
+            }
 
-    fn bwd(&self, x: &Tensor, _output: &Tensor, g: &Tensor) -> Result<Option<Tensor>> {
-        let [of_x] = gradients(&self.0, [x], g)?;
-        Ok(of_x)
-    }
+            fn bwd(
+                &self,
+                $($input: &Tensor,)+
+                _output: &Tensor,
+                g: &Tensor,
+            ) -> Result<$tracked> {
+                let [$($gradient),+] = gradients(&self.0, [$($input),+], g)?;
+                Ok(($($gradient),+))
+            }
+        }
+    };
 }
 
-impl<L: Layer<2>> CustomOp2 for LayerOp<L> {
-    fn name(&self) -> &'static str {
-        self.0.name()
-    }
+type Tracked = Option<Tensor>;
 
-    fn cpu_fwd(
-        &self,
-        a: &CpuStorage,
-        a_layout: &Layout,
-        b: &CpuStorage,
-        b_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        self.0.forward([LayerInput::new(a, a_layout), LayerInput::new(b, b_layout)])
-    }
-
-    fn bwd(
-        &self,
-        a: &Tensor,
-        b: &Tensor,
-        _output: &Tensor,
-        g: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let [of_a, of_b] = gradients(&self.0, [a, b], g)?;
-        Ok((of_a, of_b))
-    }
-}
-
-impl<L: Layer<3>> CustomOp3 for LayerOp<L> {
-    fn name(&self) -> &'static str {
-        self.0.name()
-    }
-
-    fn cpu_fwd(
-        &self,
-        a: &CpuStorage,
-        a_layout: &Layout,
-        b: &CpuStorage,
-        b_layout: &Layout,
-        c: &CpuStorage,
-        c_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let inputs = [(a, a_layout), (b, b_layout), (c, c_layout)];
-        self.0.forward(inputs.map(|(storage, layout)| LayerInput::new(storage, layout)))
-    }
-
-    fn bwd(
-        &self,
-        a: &Tensor,
-        b: &Tensor,
-        c: &Tensor,
-        _output: &Tensor,
-        g: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let [of_a, of_b, of_c] = gradients(&self.0, [a, b, c], g)?;
-        Ok((of_a, of_b, of_c))
-    }
-}
+custom_op!(CustomOp1, 1, Tracked, x: layout => of_x);
+custom_op!(CustomOp2, 2, (Tracked, Tracked), a: a_layout => of_a, b: b_layout => of_b);
+custom_op!(
+    CustomOp3, 3, (Tracked, Tracked, Tracked),
+    a: a_layout => of_a, b: b_layout => of_b, c: c_layout => of_c
+);

@@ -5,7 +5,7 @@ use hsdp_kernels::{Fold, Matrix, Threads, matmul};
 
 use super::composed;
 use super::element::{LayerInput, check_dtypes, last_dim, rounded, wide_gradient};
-use super::layer::{Gradients, Layer, LayerOp};
+use super::layer::{CpuLayer, LayerGradients, LayerOp};
 use super::rows::{Rows, in_order};
 
 const NAME: &str = "linear";
@@ -85,7 +85,7 @@ fn product(factors: [Matrix<'_>; 2], like: LayerInput<'_>) -> Vec<f32> {
     product
 }
 
-impl Layer<2> for LinearOp {
+impl CpuLayer<2> for LinearOp {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -98,7 +98,7 @@ impl Layer<2> for LinearOp {
         &self,
         [x, weight]: [LayerInput<'_>; 2],
         g: LayerInput<'_>,
-    ) -> Result<Gradients<2>> {
+    ) -> Result<LayerGradients<2>> {
         let (outputs, inputs) = weight.dims2()?;
         let count = count(x.dims());
         let wide_g = g.wide(NAME)?;
@@ -113,7 +113,7 @@ impl Layer<2> for LinearOp {
     }
 }
 
-impl Layer<3> for LinearOp {
+impl CpuLayer<3> for LinearOp {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -122,12 +122,12 @@ impl Layer<3> for LinearOp {
         forward(x, weight, Some(&bias.wide(NAME)?))
     }
 
-    /// Computes the gradients of [`Layer<2>`]. The gradient of the bias is the sum over the rows.
+    /// Computes the gradients of [`CpuLayer<2>`]. The gradient of the bias is the sum over the rows.
     fn backward(
         &self,
         [x, weight, bias]: [LayerInput<'_>; 3],
         g: LayerInput<'_>,
-    ) -> Result<Gradients<3>> {
+    ) -> Result<LayerGradients<3>> {
         let [of_x, of_weight] = self.backward([x, weight], g)?;
         let outputs = bias.elem_count();
         let of_bias = wide_gradient(bias, || {

@@ -7,7 +7,7 @@ use super::element::{
     LayerElement, LayerInput, check_dtypes, check_weight, gradient, narrow, weight_gradient,
     with_element,
 };
-use super::layer::{Gradients, Layer, LayerOp, output};
+use super::layer::{CpuLayer, LayerGradients, LayerOp, output};
 use super::rows::{Rows, in_order, sum, sum_of_pairs};
 
 const LAYER_NORM: &str = "layer_norm";
@@ -114,7 +114,7 @@ impl Affine {
     }
 }
 
-impl Layer<3> for LayerNorm {
+impl CpuLayer<3> for LayerNorm {
     fn name(&self) -> &'static str {
         LAYER_NORM
     }
@@ -131,7 +131,7 @@ impl Layer<3> for LayerNorm {
         &self,
         [x, weight, bias]: [LayerInput<'_>; 3],
         g: LayerInput<'_>,
-    ) -> Result<Gradients<3>> {
+    ) -> Result<LayerGradients<3>> {
         with_element!(x.dtype(), LAYER_NORM, T => {
             let inputs = [x.elements::<T>()?, g.elements()?];
             let (of_x, of) = self.gradients(inputs, &weight.wide(LAYER_NORM)?);
@@ -200,7 +200,7 @@ impl RmsNormOp {
     }
 }
 
-impl Layer<2> for RmsNormOp {
+impl CpuLayer<2> for RmsNormOp {
     fn name(&self) -> &'static str {
         RMS_NORM
     }
@@ -216,7 +216,7 @@ impl Layer<2> for RmsNormOp {
         &self,
         [x, weight]: [LayerInput<'_>; 2],
         g: LayerInput<'_>,
-    ) -> Result<Gradients<2>> {
+    ) -> Result<LayerGradients<2>> {
         with_element!(x.dtype(), RMS_NORM, T => {
             let inputs = [x.elements::<T>()?, g.elements()?];
             let (of_x, of_weight) = self.gradients(inputs, &weight.wide(RMS_NORM)?);

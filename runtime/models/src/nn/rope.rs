@@ -4,7 +4,7 @@ use candle_core::{CpuStorage, Result, Shape, Tensor, bail};
 
 use super::composed;
 use super::element::{LayerElement, LayerInput, check_dtypes, gradient, with_element};
-use super::layer::{Gradients, Layer, LayerOp, output};
+use super::layer::{CpuLayer, LayerGradients, LayerOp, output};
 use super::rows::Rows;
 
 /// Rotates pairs of elements of `x`, `[..., length, heads, dim]`, by an angle that depends on
@@ -134,7 +134,7 @@ fn rotate_neighbours(x: &[f32], y: &mut [f32], Angles { cos, sin, sign }: &Angle
     }
 }
 
-impl Layer<3> for RopeOp {
+impl CpuLayer<3> for RopeOp {
     fn name(&self) -> &'static str {
         self.name
     }
@@ -153,7 +153,7 @@ impl Layer<3> for RopeOp {
         &self,
         [x, cos, sin]: [LayerInput<'_>; 3],
         g: LayerInput<'_>,
-    ) -> Result<Gradients<3>> {
+    ) -> Result<LayerGradients<3>> {
         let dims = [x, cos].map(LayerInput::dims);
         let [cos, sin] = [cos.wide(self.name)?, sin.wide(self.name)?];
         let angles = Angles { cos: &cos, sin: &sin, sign: -1.0 };

@@ -9,7 +9,7 @@ use super::composed;
 use super::element::{
     LayerElement, LayerInput, LentTensor, check_dtypes, gradient, last_dim, narrow, with_element,
 };
-use super::layer::{Gradients, Layer, LayerOp, output};
+use super::layer::{CpuLayer, LayerGradients, LayerOp, output};
 use super::rows::{Rows, max, sum, sum_of_pairs};
 
 const NAME: &str = "softmax";
@@ -308,7 +308,7 @@ fn start_of_row(layout: &Layout, row: usize) -> usize {
     start
 }
 
-impl Layer<1> for Softmax {
+impl CpuLayer<1> for Softmax {
     fn name(&self) -> &'static str {
         NAME
     }
@@ -321,7 +321,11 @@ impl Layer<1> for Softmax {
         })
     }
 
-    fn backward(&self, [products]: [LayerInput<'_>; 1], g: LayerInput<'_>) -> Result<Gradients<1>> {
+    fn backward(
+        &self,
+        [products]: [LayerInput<'_>; 1],
+        g: LayerInput<'_>,
+    ) -> Result<LayerGradients<1>> {
         let width = products.dims().last().copied().unwrap_or_default();
         with_element!(products.dtype(), NAME, T => {
             let inputs = [products.elements::<T>()?, g.elements()?];

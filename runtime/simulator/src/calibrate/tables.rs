@@ -4,7 +4,7 @@ use hsdp_sharding::DType;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use crate::computation::{Batch, Gpt, Recompute};
+use crate::computation::{Batch, GptShape, Recompute};
 use crate::{Error, Machine, Time};
 
 /// A training step of a GPT that was measured.
@@ -19,7 +19,7 @@ pub struct StepRow {
     /// The data of a rank in one.
     pub batch: Batch,
     /// The model.
-    pub model: Gpt,
+    pub model: GptShape,
 }
 
 impl StepRow {
@@ -112,8 +112,8 @@ fn row(raw: &StepLine) -> Result<StepRow, String> {
     Ok(StepRow { ranks, shards, microbatches: global / sequences, batch, model })
 }
 
-fn model(raw: &StepLine) -> Result<Gpt, String> {
-    Ok(Gpt {
+fn model(raw: &StepLine) -> Result<GptShape, String> {
+    Ok(GptShape {
         width: count(raw.width, MOST, "width")?,
         heads: count(raw.heads, MOST, "heads")?,
         layers: count(raw.layers, MOST_LAYERS, "layers")?,

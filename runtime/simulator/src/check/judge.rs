@@ -16,18 +16,18 @@ use super::schedules::{ListEnd, ListedAction, Schedules};
 /// calls that differ are a mismatch before the other members have come. Takes time and memory in
 /// proportion to the actions.
 #[must_use]
-pub fn judge(schedules: &Schedules) -> Verdict {
+pub fn judge(schedules: &Schedules) -> ScheduleVerdict {
     let mut run = JudgeRun::new(schedules);
     run.run_to_the_end();
     if let Some(mismatch) = run.mismatch() {
-        return Verdict::Mismatch(mismatch);
+        return ScheduleVerdict::Mismatch(mismatch);
     }
     let ranks = run.stuck();
     if ranks.is_empty() {
-        return Verdict::Ok;
+        return ScheduleVerdict::Ok;
     }
     let (operations, explanation) = explanation::shortest(&run);
-    Verdict::Deadlock(Deadlock { ranks, operations, explanation })
+    ScheduleVerdict::Deadlock(Deadlock { ranks, operations, explanation })
 }
 
 /// An action that issues an operation.
@@ -166,7 +166,7 @@ impl<'a> JudgeRun<'a> {
         }
     }
 
-    fn mismatch(&self) -> Option<Mismatch> {
+    fn mismatch(&self) -> Option<CallMismatch> {
         let reached = self.mismatched.iter().copied().min();
         let operation = reached.or_else(|| self.early_mismatch())?;
         let mut ranks: BTreeMap<u32, Vec<Rank>> = BTreeMap::new();
@@ -174,9 +174,9 @@ impl<'a> JudgeRun<'a> {
             ranks.entry(place.call).or_default().push(place.rank);
         }
         let words = |(call, ranks)| (self.schedules.calls[call as usize].clone(), ranks);
-        let mut calls: Vec<(Call, Vec<Rank>)> = ranks.into_iter().map(words).collect();
+        let mut calls: Vec<(ListedCall, Vec<Rank>)> = ranks.into_iter().map(words).collect();
         calls.sort_by_key(|(_, ranks)| ranks[0]);
-        Some(Mismatch { operation: self.schedules.named("operation", operation), calls })
+        Some(CallMismatch { operation: self.schedules.named("operation", operation), calls })
     }
 
     /// Returns the first operation of which ranks have issued different calls, though others did
@@ -285,28 +285,28 @@ const SHOWN_CALLS: usize = 4;
 /// Whether all operations of some schedules complete. Displayed as one line: `ok`, or `mismatch:
 /// ...`, or `deadlock: ...`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ScheduleVerdict {
     /// Every operation that is issued completes. In a world that was cut off, no rank waits in
     /// vain.
     Ok,
     /// Members issue different calls for one operation.
-    Mismatch(Mismatch),
+    Mismatch(CallMismatch),
     /// Some operations never complete.
     Deadlock(Deadlock),
 }
 
 /// An operation for which members issue different calls. All that it needs besides completes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mismatch {
+pub struct CallMismatch {
     /// The operation, such as `operation #4 of shard0`: the fifth on that communicator.
     pub operation: String,
     /// The calls, in the order of their first ranks, each with its ranks in ascending order.
-    pub calls: Vec<(Call, Vec<Rank>)>,
+    pub calls: Vec<(ListedCall, Vec<Rank>)>,
 }
 
 /// Kind, dtype and number of elements of an operation.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Call {
+pub struct ListedCall {
     /// The kind of operation.
     pub op: String,
     /// The dtype of its elements; empty if it has none.
@@ -327,11 +327,11 @@ pub struct Deadlock {
     pub explanation: String,
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for ScheduleVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ok => f.write_str("ok"),
-            Self::Mismatch(Mismatch { operation, calls }) => {
+            Self::Mismatch(CallMismatch { operation, calls }) => {
                 write!(f, "mismatch: {operation}: ")?;
                 for (index, (call, ranks)) in calls.iter().take(SHOWN_CALLS).enumerate() {
                     let verb = if ranks.len() == 1 { "issues" } else { "issue" };
@@ -352,7 +352,7 @@ impl fmt::Display for Verdict {
 }
 
 /// Displayed as `all_gather f32 1000`.
-impl fmt::Display for Call {
+impl fmt::Display for ListedCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { op, dtype, count } = self;
         match &**dtype {

@@ -39,7 +39,7 @@ impl Schedules {
 }
 
 /// The group and the number of an operation of the last epoch.
-type OperationKey = (GroupId, u64);
+type RecordKey = (GroupId, u64);
 
 /// Nanoseconds since 1970, which can be compared across processes.
 type RecordTime = u128;
@@ -50,14 +50,14 @@ struct RecordedWorld<'a> {
     epoch: u64,
     groups: BTreeMap<GroupId, &'a FlightGroup>,
     /// The operations that some rank knows to be complete: they are so on all ranks.
-    complete: HashSet<OperationKey>,
+    complete: HashSet<RecordKey>,
 }
 
 /// The communicators and operations of the schedules so far.
 #[derive(Default)]
 struct MadeSchedules {
     communicators: HashMap<GroupId, CommunicatorId>,
-    operations: HashMap<OperationKey, u32>,
+    operations: HashMap<RecordKey, u32>,
 }
 
 /// An event of a rank.
@@ -231,7 +231,7 @@ fn check_world(record: &FlightRecord, newest: &FlightRecord) -> Result<(), Error
     )))
 }
 
-fn key(entry: &FlightEntry) -> OperationKey {
+fn key(entry: &FlightEntry) -> RecordKey {
     (entry.group, entry.sequence)
 }
 

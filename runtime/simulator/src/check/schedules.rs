@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 
 use hsdp_sharding::Rank;
 
-use super::judge::Call;
+use super::judge::ListedCall;
 use crate::Error;
 
 /// The most ranks and communicators, members of all communicators together, actions of all ranks
@@ -24,7 +24,7 @@ const MAX_NAME: usize = 1024;
 ///
 /// ```
 /// use hsdp_sharding::Rank;
-/// use hsdp_simulator::{Issue, Schedules, Verdict, judge};
+/// use hsdp_simulator::{Issue, Schedules, ScheduleVerdict, judge};
 ///
 /// let mut schedules = Schedules::new(2, None)?;
 /// let world = schedules.communicator("world", &[Rank::new(0), Rank::new(1)])?;
@@ -38,7 +38,7 @@ const MAX_NAME: usize = 1024;
 /// assert_eq!(verdict.to_string(), expected);
 ///
 /// schedules.issue(Rank::new(1), all_gather)?;
-/// assert_eq!(judge(&schedules), Verdict::Ok);
+/// assert_eq!(judge(&schedules), ScheduleVerdict::Ok);
 /// # Ok::<(), hsdp_simulator::Error>(())
 /// ```
 #[derive(Debug)]
@@ -46,7 +46,7 @@ pub struct Schedules {
     pub(super) kernels: Option<NonZeroU32>,
     pub(super) communicators: Vec<ScheduledCommunicator>,
     pub(super) operations: Vec<ScheduledOperation>,
-    pub(super) calls: Vec<Call>,
+    pub(super) calls: Vec<ListedCall>,
     /// The rank of each stream, and its number there.
     pub(super) streams: Vec<(Rank, u64)>,
     pub(super) hosts: Vec<ListedHost>,
@@ -326,7 +326,7 @@ impl Schedules {
         let new = number(self.calls.len());
         let call = *self.known.calls.entry(key).or_insert(new);
         if call == new {
-            self.calls.push(Call { op: op.to_owned(), dtype: dtype.to_owned(), count });
+            self.calls.push(ListedCall { op: op.to_owned(), dtype: dtype.to_owned(), count });
         }
         Ok(call)
     }

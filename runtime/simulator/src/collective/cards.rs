@@ -1,8 +1,8 @@
 //! Collectives of ranks on cards.
 
 use super::shape::ShapePart;
-use super::{Collective, Cost, Shape};
-use crate::machine::{Device, Machine, NetworkLink};
+use super::{CollectiveKind, Cost, Shape};
+use crate::machine::{DeviceMachine, Machine, NetworkLink};
 
 /// The links between the members of a group.
 pub(super) struct Route<'a> {
@@ -52,7 +52,7 @@ impl Network {
 }
 
 impl<'a> Route<'a> {
-    pub(super) fn new(machine: &Machine, device: &Device, shape: &'a Shape) -> Self {
+    pub(super) fn new(machine: &Machine, device: &DeviceMachine, shape: &'a Shape) -> Self {
         let link = &device.links.machine;
         let network = device.links.network.as_ref();
         let machines = shape.machines();
@@ -71,14 +71,14 @@ impl<'a> Route<'a> {
 
     /// Returns the cost of a collective from its start on the card. NCCL takes the algorithm and
     /// the protocol that are fastest by its model.
-    pub(super) fn cost(&self, collective: Collective, bytes: u64) -> Cost {
+    pub(super) fn cost(&self, collective: CollectiveKind, bytes: u64) -> Cost {
         let bytes = bytes as f64;
-        if collective == Collective::AllToAll {
+        if collective == CollectiveKind::AllToAll {
             return self.all_to_all(bytes);
         }
         let rings = PROTOCOLS.iter().map(|protocol| self.ring(protocol, collective, bytes));
         let trees = PROTOCOLS.iter().map(|protocol| self.tree(protocol, bytes));
-        let trees = trees.filter(|_| collective == Collective::AllReduce);
+        let trees = trees.filter(|_| collective == CollectiveKind::AllReduce);
         rings
             .chain(trees)
             .min_by(|one, other| one.seconds().total_cmp(&other.seconds()))
@@ -93,11 +93,11 @@ impl<'a> Route<'a> {
     /// link by `nRanks / nsteps`. The factor 1.4 by which NCCL raises the latency of large
     /// all_reduces between machines is left out. The pass of [`own_part`](Self::own_part) is not in
     /// NCCL's model.
-    fn ring(&self, protocol: &Protocol, collective: Collective, bytes: f64) -> Cost {
+    fn ring(&self, protocol: &Protocol, collective: CollectiveKind, bytes: f64) -> Cost {
         let costs = &protocol.ring;
         // "With ppn=1 latencies are fully exposed, use the Tree network latency".
         let exposed = if self.most == 1 { &protocol.tree } else { costs };
-        let rounds = if collective == Collective::AllReduce { 2.0 } else { 1.0 };
+        let rounds = if collective == CollectiveKind::AllReduce { 2.0 } else { 1.0 };
         let between = (self.machines - 1) as f64;
         let inside = self.members - 1.0 - between;
         let steps = inside * self.step * costs.step + between * self.network_step(exposed);
@@ -113,10 +113,10 @@ impl<'a> Route<'a> {
     /// In tests/a100_node_all_reduce.csv, the time of a byte depends on the number of members as
     /// that of such a pass: a fit finds 3.04 bytes of memory for a byte of an all_reduce, beside
     /// the two readings and the writing that there are.
-    fn own_part(&self, collective: Collective, bytes: f64) -> f64 {
+    fn own_part(&self, collective: CollectiveKind, bytes: f64) -> f64 {
         let passes = match collective {
-            Collective::AllReduce | Collective::ReduceScatter => 3.0,
-            Collective::AllGather | Collective::AllToAll => 2.0,
+            CollectiveKind::AllReduce | CollectiveKind::ReduceScatter => 3.0,
+            CollectiveKind::AllGather | CollectiveKind::AllToAll => 2.0,
         };
         passes * bytes / self.members / self.memory
     }
@@ -160,7 +160,7 @@ impl<'a> Route<'a> {
         };
         let step = self.network.as_ref().map_or(self.step, |network| network.step);
         Cost {
-            idle: simple.ring.base + step + self.own_part(Collective::AllToAll, bytes),
+            idle: simple.ring.base + step + self.own_part(CollectiveKind::AllToAll, bytes),
             carrying: [inside, self.network.as_ref().map_or(0.0, between)],
         }
     }

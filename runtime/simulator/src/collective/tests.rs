@@ -4,11 +4,15 @@
 use hsdp_sharding::{Axis, Mesh, Rank};
 use proptest::prelude::*;
 
-use super::{Collective, CollectiveCost, Shape, Shapes, collective_cost, exchange_time};
+use super::{CollectiveCost, CollectiveKind, Shape, Shapes, collective_cost, exchange_time};
 use crate::{Machine, Time};
 
-const COLLECTIVES: [Collective; 4] =
-    [Collective::AllGather, Collective::ReduceScatter, Collective::AllReduce, Collective::AllToAll];
+const COLLECTIVES: [CollectiveKind; 4] = [
+    CollectiveKind::AllGather,
+    CollectiveKind::ReduceScatter,
+    CollectiveKind::AllReduce,
+    CollectiveKind::AllToAll,
+];
 const US: f64 = 1e-6;
 /// A byte by NVLink, by all adapters of a machine, and in memory.
 const LINK: f64 = 1.0 / 100e9;
@@ -44,7 +48,7 @@ fn column(machine: &Machine, replicate: usize, shard: usize) -> Shape {
     shapes(machine, replicate, shard).group(Axis::Replicate, Rank::new(0))
 }
 
-fn cost(shape: &Shape, collective: Collective, bytes: u64) -> CollectiveCost {
+fn cost(shape: &Shape, collective: CollectiveKind, bytes: u64) -> CollectiveCost {
     collective_cost(&cluster(), shape, collective, bytes)
 }
 
@@ -58,27 +62,27 @@ fn assert_near(time: Time, seconds: f64) {
 fn a_large_gather_is_a_ring() {
     let ring = world(&cluster(), 8);
     let bytes = 8_000_000_000;
-    let gather = cost(&ring, Collective::AllGather, bytes);
+    let gather = cost(&ring, CollectiveKind::AllGather, bytes);
     let latency = 8.4 * US + 7.0 * 3.4 * US;
     assert_near(gather.time, latency + 7e9 * LINK + 2e9 * MEMORY);
     assert_near(gather.busy[0], 7e9 * LINK);
     assert_eq!(gather.busy[1], Time::ZERO);
-    let reduction = cost(&ring, Collective::ReduceScatter, bytes);
+    let reduction = cost(&ring, CollectiveKind::ReduceScatter, bytes);
     assert_near(reduction.time, latency + 7e9 * LINK + 3e9 * MEMORY);
 }
 
 #[test]
 fn an_all_reduce_goes_around_twice() {
-    let reduce = cost(&world(&cluster(), 8), Collective::AllReduce, 8_000_000_000);
+    let reduce = cost(&world(&cluster(), 8), CollectiveKind::AllReduce, 8_000_000_000);
     assert_near(reduce.time, 8.4 * US + 14.0 * 3.4 * US + 14e9 * LINK + 3e9 * MEMORY);
 }
 
 #[test]
 fn small_calls_use_protocols_of_less_latency() {
     let ring = world(&cluster(), 8);
-    let tiny = cost(&ring, Collective::AllGather, 8_000).time;
+    let tiny = cost(&ring, CollectiveKind::AllGather, 8_000).time;
     assert_near(tiny, 6.6 * US + 7.0 * 0.6 * US + 7e3 * LINK / 0.5 + 2e3 * MEMORY);
-    let medium = cost(&ring, Collective::AllGather, 4_000_000).time;
+    let medium = cost(&ring, CollectiveKind::AllGather, 4_000_000).time;
     let moved = 3.5e6 * LINK / 0.92;
     assert_near(medium, 14.0 * US + 7.0 * 1.9 * US + moved + 1e6 * MEMORY);
 }
@@ -86,7 +90,7 @@ fn small_calls_use_protocols_of_less_latency() {
 #[test]
 fn a_ring_through_machines_is_as_fast_as_their_network() {
     let ring = world(&cluster(), 16);
-    let gather = cost(&ring, Collective::AllGather, 16_000_000_000);
+    let gather = cost(&ring, CollectiveKind::AllGather, 16_000_000_000);
     let latency = 8.4 * US + 14.0 * 3.4 * US + 14.0 * US;
     assert_near(gather.time, latency + 15e9 * NETWORK + 2e9 * MEMORY);
     assert_near(gather.busy[0], 15e9 * LINK);
@@ -95,11 +99,11 @@ fn a_ring_through_machines_is_as_fast_as_their_network() {
 
 #[test]
 fn a_member_alone_on_each_machine_has_one_adapter() {
-    let gather = cost(&column(&cluster(), 4, 8), Collective::AllGather, 4_000_000_000);
+    let gather = cost(&column(&cluster(), 4, 8), CollectiveKind::AllGather, 4_000_000_000);
     // NCCL takes the latency of a tree's step there; the protocol Simple has the same.
     assert_near(gather.time, 8.4 * US + 3.0 * 14.0 * US + 3e9 * 8.0 * NETWORK + 2e9 * MEMORY);
     assert_eq!(gather.busy[0], Time::ZERO);
-    let tiny = cost(&column(&cluster(), 4, 8), Collective::AllGather, 4_000).time;
+    let tiny = cost(&column(&cluster(), 4, 8), CollectiveKind::AllGather, 4_000).time;
     assert_near(tiny, 6.6 * US + 3.0 * 5.0 * US + 3e3 * 8.0 * NETWORK / 0.5 + 2e3 * MEMORY);
 }
 
@@ -108,42 +112,42 @@ fn groups_share_an_adapter() {
     let mut cluster = cluster();
     cluster.set("links.network.adapters", 1.0, "a test").expect("it is possible");
     let alone = column(&cluster, 4, 8);
-    let sharing = collective_cost(&cluster, &alone, Collective::AllGather, 4_000_000_000);
+    let sharing = collective_cost(&cluster, &alone, CollectiveKind::AllGather, 4_000_000_000);
     assert_near(sharing.busy[1], 3e9 * 8.0 * NETWORK);
     cluster.set("ranks", 1.0, "a test").expect("it is possible");
     let whole =
-        collective_cost(&cluster, &world(&cluster, 4), Collective::AllGather, 4_000_000_000);
+        collective_cost(&cluster, &world(&cluster, 4), CollectiveKind::AllGather, 4_000_000_000);
     assert_near(whole.busy[1], 3e9 * NETWORK);
 }
 
 #[test]
 fn the_least_machine_of_an_uneven_group_is_its_bandwidth() {
-    let nine = cost(&world(&cluster(), 9), Collective::AllGather, 9_000_000_000);
+    let nine = cost(&world(&cluster(), 9), CollectiveKind::AllGather, 9_000_000_000);
     assert_near(nine.busy[1], 8e9 * 8.0 * NETWORK);
 }
 
 #[test]
 fn a_small_all_reduce_of_many_machines_is_a_tree() {
-    let reduce = cost(&column(&cluster(), 64, 8), Collective::AllReduce, 1_000);
+    let reduce = cost(&column(&cluster(), 64, 8), CollectiveKind::AllReduce, 1_000);
     let moved = 2e3 * 8.0 * NETWORK / (0.92 / 3.8);
     assert_near(reduce.time, 6.8 * US + 2.0 * 6.0 * 5.0 * US + moved);
 }
 
 #[test]
 fn two_machines_send_the_bytes_of_a_tree_once() {
-    let reduce = cost(&world(&cluster(), 16), Collective::AllReduce, 16_000_000_000);
+    let reduce = cost(&world(&cluster(), 16), CollectiveKind::AllReduce, 16_000_000_000);
     let steps = 2.0 * (7.0 * 4.0 * US + 14.0 * US);
     assert_near(reduce.time, 8.4 * US + steps + 32e9 * LINK / 0.92);
     assert_near(reduce.busy[1], 16e9 * NETWORK / 0.92);
-    let three = cost(&world(&cluster(), 24), Collective::AllReduce, 24_000_000_000);
+    let three = cost(&world(&cluster(), 24), CollectiveKind::AllReduce, 24_000_000_000);
     assert_near(three.busy[1], 46e9 * NETWORK);
 }
 
 #[test]
 fn an_all_to_all_uses_all_links_at_once() {
-    let inside = cost(&world(&cluster(), 8), Collective::AllToAll, 8_000_000_000);
+    let inside = cost(&world(&cluster(), 8), CollectiveKind::AllToAll, 8_000_000_000);
     assert_near(inside.time, 8.4 * US + 3.4 * US + 7e9 * LINK + 2e9 * MEMORY);
-    let between = cost(&world(&cluster(), 16), Collective::AllToAll, 16_000_000_000);
+    let between = cost(&world(&cluster(), 16), CollectiveKind::AllToAll, 16_000_000_000);
     assert_near(between.busy[0], 7e9 * LINK);
     assert_near(between.busy[1], 8.0 * 8e9 * NETWORK);
     assert_near(between.time, 8.4 * US + 14.0 * US + 64e9 * NETWORK + 2e9 * MEMORY);
@@ -163,9 +167,9 @@ fn a_call_costs_its_start() {
 
 #[test]
 fn a_group_of_one_copies() {
-    let alone = cost(&world(&cluster(), 1), Collective::AllGather, 1_000_000_000);
+    let alone = cost(&world(&cluster(), 1), CollectiveKind::AllGather, 1_000_000_000);
     assert_near(alone.time, 2e9 * MEMORY);
-    let none = cost(&world(&cluster(), 1), Collective::AllGather, 0);
+    let none = cost(&world(&cluster(), 1), CollectiveKind::AllGather, 0);
     assert_eq!(none, CollectiveCost::default());
 }
 
@@ -176,10 +180,10 @@ fn threads_take_as_long_as_memory_takes() {
     let four = world(&host, 4);
     let meeting = 38.9 * US;
     let rows = [
-        (Collective::AllGather, 80.0, 2.4e-3),
-        (Collective::ReduceScatter, 96.0, 2.8e-3),
-        (Collective::AllReduce, 128.0, 3.8e-3),
-        (Collective::AllToAll, 128.0, 3.8e-3),
+        (CollectiveKind::AllGather, 80.0, 2.4e-3),
+        (CollectiveKind::ReduceScatter, 96.0, 2.8e-3),
+        (CollectiveKind::AllReduce, 128.0, 3.8e-3),
+        (CollectiveKind::AllToAll, 128.0, 3.8e-3),
     ];
     for (collective, mebibytes, expected) in rows {
         let cost = collective_cost(&host, &four, collective, 16 << 20);
@@ -199,7 +203,7 @@ fn ranks_of_a_host_meet_core_by_core() {
         );
     }
     let row = shapes(&host, 2, 2).group(Axis::Shard, Rank::new(0));
-    let both = collective_cost(&host, &row, Collective::AllReduce, 1 << 20);
+    let both = collective_cost(&host, &row, CollectiveKind::AllReduce, 1 << 20);
     assert_near(both.time, 38.9 * US + 8.0 / 33.0 / 1024.0);
 }
 
@@ -220,18 +224,18 @@ fn an_exchange_goes_up_a_tree_and_down() {
 fn published_bus_bandwidths() {
     let rows = [
         // NVIDIA/nccl issue 1048: 8 A100.
-        ("a100-cluster", 8, Collective::AllReduce, 232.5, 0.04),
+        ("a100-cluster", 8, CollectiveKind::AllReduce, 232.5, 0.04),
         // NVIDIA/nccl issue 812: DGX A100, more than two.
-        ("a100-cluster", 32, Collective::AllReduce, 192.0, 0.05),
+        ("a100-cluster", 32, CollectiveKind::AllReduce, 192.0, 0.05),
         // NVIDIA/nccl-tests issue 212: 8 H100, all but all_reduce.
-        ("h100-cluster", 8, Collective::AllGather, 370.0, 0.02),
-        ("h100-cluster", 8, Collective::ReduceScatter, 370.0, 0.02),
+        ("h100-cluster", 8, CollectiveKind::AllGather, 370.0, 0.02),
+        ("h100-cluster", 8, CollectiveKind::ReduceScatter, 370.0, 0.02),
     ];
     for (name, ranks, collective, expected, bound) in rows {
         let machine = Machine::bundled(name).expect("it is bundled");
         let bytes = 8_u64 << 30;
         let time = collective_cost(&machine, &world(&machine, ranks), collective, bytes).time;
-        let rounds = if collective == Collective::AllReduce { 2.0 } else { 1.0 };
+        let rounds = if collective == CollectiveKind::AllReduce { 2.0 } else { 1.0 };
         let factor = rounds * (ranks - 1) as f64 / ranks as f64;
         let bandwidth = factor * bytes as f64 / time.seconds() / 1e9;
         assert!((bandwidth / expected - 1.0).abs() < bound, "{name}, {ranks}: {bandwidth}");

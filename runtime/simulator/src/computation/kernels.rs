@@ -2,10 +2,10 @@
 
 use hsdp_sharding::{DType, Role, State};
 
-use super::shapes::{Attention, LayerProduct, Scores, UnitShapes};
+use super::shapes::{AttentionScores, AttentionShape, LayerProduct, UnitShapes};
 use super::{Batch, Recompute};
-use crate::host::Placement;
-use crate::machine::{Kind, Machine};
+use crate::host::ModelPlacement;
+use crate::machine::{Machine, MachineKind};
 use crate::{Error, Time, WorkCost};
 
 /// Kernels that follow each other on a processor.
@@ -72,7 +72,9 @@ impl<'a> Kernels<'a> {
     pub(super) fn backward(&mut self, unit: &UnitShapes, batch: &Batch) {
         match (batch.recompute, &unit.attention) {
             (Recompute::Unit, _) => self.forward(unit, batch),
-            (Recompute::Attention, Some(attention)) if attention.scores == Scores::Stored => {
+            (Recompute::Attention, Some(attention))
+                if attention.scores == AttentionScores::Stored =>
+            {
                 self.attention_forward(attention, batch);
             }
             (Recompute::Attention | Recompute::Nothing, _) => {}
@@ -113,31 +115,33 @@ impl<'a> Kernels<'a> {
         }
     }
 
-    fn attention_forward(&mut self, attention: &Attention, batch: &Batch) {
+    fn attention_forward(&mut self, attention: &AttentionShape, batch: &Batch) {
         match attention.scores {
-            Scores::Stored => {
+            AttentionScores::Stored => {
                 self.attention_products(attention, batch);
                 self.passes(SCORES.0, SCORES.1 * batch.scores(attention));
             }
-            Scores::Fused | Scores::Window(_) => self.fused_attention(attention, batch, 1.0),
+            AttentionScores::Fused | AttentionScores::Window(_) => {
+                self.fused_attention(attention, batch, 1.0)
+            }
         }
     }
 
-    fn attention_backward(&mut self, attention: &Attention, batch: &Batch) {
+    fn attention_backward(&mut self, attention: &AttentionShape, batch: &Batch) {
         match attention.scores {
-            Scores::Stored => {
+            AttentionScores::Stored => {
                 self.attention_products(attention, batch);
                 self.attention_products(attention, batch);
                 self.passes(SCORES_BACKWARD.0, SCORES_BACKWARD.1 * batch.scores(attention));
             }
-            Scores::Fused | Scores::Window(_) => {
+            AttentionScores::Fused | AttentionScores::Window(_) => {
                 self.fused_attention(attention, batch, FUSED_BACKWARD);
             }
         }
     }
 
     /// Queries with keys, and scores with values; or the two of a gradient.
-    fn attention_products(&mut self, attention: &Attention, batch: &Batch) {
+    fn attention_products(&mut self, attention: &AttentionShape, batch: &Batch) {
         let t = batch.context;
         let size = attention.size;
         let count = batch.sequences as f64 * attention.heads as f64;
@@ -149,7 +153,7 @@ impl<'a> Kernels<'a> {
 
     /// Adds the two products over the pairs of tokens that have a score, `times` times. Queries,
     /// keys, values and results pass memory.
-    fn fused_attention(&mut self, attention: &Attention, batch: &Batch, times: f64) {
+    fn fused_attention(&mut self, attention: &AttentionShape, batch: &Batch, times: f64) {
         let flops = 4.0 * batch.scores(attention) * attention.size as f64;
         let elements = 4.0 * batch.tokens() * attention.heads as f64 * attention.size as f64;
         self.fused(times * flops, times * elements);
@@ -216,12 +220,12 @@ impl Batch {
 
     /// Returns the number of scores: one for each head and pair of tokens, and if they are fused,
     /// for half of all pairs, or for those within the window.
-    pub(super) fn scores(&self, attention: &Attention) -> f64 {
+    pub(super) fn scores(&self, attention: &AttentionShape) -> f64 {
         let context = self.context as f64;
         let of_token = match attention.scores {
-            Scores::Stored => context,
-            Scores::Fused => context / 2.0,
-            Scores::Window(window) => {
+            AttentionScores::Stored => context,
+            AttentionScores::Fused => context / 2.0,
+            AttentionScores::Window(window) => {
                 let window = context.min(window as f64);
                 // The first tokens have fewer tokens before them than the window is long.
                 window * (1.0 - window / (2.0 * context))
@@ -257,7 +261,7 @@ pub(crate) fn update_bytes(state: State, gradient: DType, copy: DType) -> f64 {
 /// The speed of a rank's card, or of its part of a host's cores and memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Processor {
-    placement: Placement,
+    placement: ModelPlacement,
     /// Speeds in flop/s for each dtype of training: of products with aligned strides, and of
     /// others.
     speeds: [(DType, [f64; 2]); 3],
@@ -301,10 +305,12 @@ impl Processor {
             return Err(Error::Computation { problem });
         }
         let (placement, cores, sharing) = match machine.kind {
-            Kind::Device(_) => (Placement::Device, 1.0, 1.0),
-            Kind::Host(_) => {
-                (Placement::Host, (machine.ranks.value() / ranks as f64).min(1.0), ranks as f64)
-            }
+            MachineKind::Device(_) => (ModelPlacement::Device, 1.0, 1.0),
+            MachineKind::Host(_) => (
+                ModelPlacement::Host,
+                (machine.ranks.value() / ranks as f64).min(1.0),
+                ranks as f64,
+            ),
         };
         let efficiency = compute.efficiency.value();
         // A fit to aligned steps may leave the number behind that of aligned products.
@@ -369,10 +375,10 @@ impl Processor {
     pub(super) fn cost(&self, kernels: f64, seconds: f64) -> WorkCost {
         let launches = kernels * self.launch;
         match self.placement {
-            Placement::Device => {
+            ModelPlacement::Device => {
                 WorkCost { host: Time::saturating(launches), device: Time::saturating(seconds) }
             }
-            Placement::Host => {
+            ModelPlacement::Host => {
                 WorkCost { host: Time::saturating(launches + seconds), device: Time::ZERO }
             }
         }

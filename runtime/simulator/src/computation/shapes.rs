@@ -12,7 +12,7 @@ pub struct Hints<'a> {
     /// unit: [`is_lookup`] decides by names.
     pub lookup: &'a dyn Fn(&Param) -> bool,
     /// The attention of a unit: by names, of a unit with a parameter that [`is_attention`].
-    pub attention: &'a dyn Fn(&Unit) -> Option<Attention>,
+    pub attention: &'a dyn Fn(&Unit) -> Option<AttentionShape>,
 }
 
 impl std::fmt::Debug for Hints<'_> {
@@ -23,18 +23,18 @@ impl std::fmt::Debug for Hints<'_> {
 
 /// The attention of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attention {
+pub struct AttentionShape {
     /// Heads of the queries.
     pub heads: usize,
     /// Elements of a head.
     pub size: usize,
     /// The way in which scores are computed.
-    pub scores: Scores,
+    pub scores: AttentionScores,
 }
 
 /// The way in which an attention computes its scores, one for each head and pair of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Scores {
+pub enum AttentionScores {
     /// They are in memory between kernels, all of them.
     Stored,
     /// One kernel computes them in pieces, only those of earlier tokens (FlashAttention, causal). A
@@ -99,7 +99,7 @@ pub(super) struct UnitShapes {
     pub(super) products: Vec<LayerProduct>,
     /// Elements of a row, by lookup.
     pub(super) lookups: Vec<usize>,
-    pub(super) attention: Option<Attention>,
+    pub(super) attention: Option<AttentionShape>,
     /// Trainable parameters, and their elements.
     pub(super) trained: (usize, f64),
     /// The dtype in which it computes, if not in that of the batch.
@@ -119,10 +119,10 @@ impl UnitShapes {
         let attention = (hints.attention)(unit);
         let name = &unit.name;
         let problem = match attention {
-            Some(Attention { heads, size, .. }) if heads == 0 || size == 0 => {
+            Some(AttentionShape { heads, size, .. }) if heads == 0 || size == 0 => {
                 Some(format!("unit `{name}` has an attention of {heads} heads of size {size}"))
             }
-            Some(Attention { scores: Scores::Window(0), .. }) => {
+            Some(AttentionShape { scores: AttentionScores::Window(0), .. }) => {
                 Some(format!("unit `{name}` has an attention with a window of 0 tokens"))
             }
             _ => None,
@@ -151,7 +151,7 @@ impl UnitShapes {
 
 /// A GPT with the shapes of GPT-2, and with its head tied to the embedding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Gpt {
+pub struct GptShape {
     /// Elements of the activations of a token.
     pub width: usize,
     /// Heads of an attention; they divide the width.
@@ -164,7 +164,7 @@ pub struct Gpt {
     pub vocabulary: usize,
 }
 
-impl Gpt {
+impl GptShape {
     /// Returns its description: units `embedding`, `blocks.0` and so on, and `norm`. Matrices have
     /// a row for each result.
     #[must_use]
@@ -190,7 +190,7 @@ impl Gpt {
             return Err(Error::Computation { problem });
         }
         let size = self.width / self.heads;
-        let attention = Attention { heads: self.heads, size, scores: Scores::Stored };
+        let attention = AttentionShape { heads: self.heads, size, scores: AttentionScores::Stored };
         let of_unit = |unit: &Unit| unit.params.iter().any(is_attention).then_some(attention);
         Computation::of(&self.spec(), &Hints { lookup: &is_lookup, attention: &of_unit })
     }

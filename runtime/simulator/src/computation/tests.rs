@@ -46,7 +46,7 @@ fn matrix(name: &str, dims: [usize; 2]) -> ModelSpec {
 
 fn of(model: &ModelSpec) -> Computation {
     let attention = |unit: &Unit| {
-        let attention = Attention { heads: 8, size: 16, scores: Scores::Stored };
+        let attention = AttentionShape { heads: 8, size: 16, scores: AttentionScores::Stored };
         unit.params.iter().any(is_attention).then_some(attention)
     };
     Computation::of(model, &Hints { lookup: &is_lookup, attention: &attention }).expect("a model")
@@ -56,8 +56,8 @@ fn near(time: Time, seconds: f64) {
     assert!((time.seconds() - seconds).abs() < 1e-11, "{} s, expected {seconds}", time.seconds());
 }
 
-const fn gpt() -> Gpt {
-    Gpt { width: 1024, heads: 16, layers: 4, context: 1024, vocabulary: 50_257 }
+const fn gpt() -> GptShape {
+    GptShape { width: 1024, heads: 16, layers: 4, context: 1024, vocabulary: 50_257 }
 }
 
 #[test]
@@ -113,15 +113,15 @@ fn an_odd_number_of_tokens_costs_its_operations_only() {
 #[test]
 fn rows_of_stored_scores_have_a_stride() {
     let time = |scores, context| {
-        let attention = move |_: &Unit| Some(Attention { heads: 8, size: 128, scores });
+        let attention = move |_: &Unit| Some(AttentionShape { heads: 8, size: 128, scores });
         let hints = Hints { lookup: &is_lookup, attention: &attention };
         let model = ModelSpec::new().unit(Unit::new("unit").param(Param::new("norm", [16])));
         let computation = Computation::of(&model, &hints).expect("a model");
         let batch = Batch { sequences: 1024, context, ..batch() };
         computation.forward(FIRST, &batch, &card()).device
     };
-    assert!(time(Scores::Stored, 2047) > time(Scores::Stored, 2048));
-    assert!(time(Scores::Fused, 2047) < time(Scores::Fused, 2048));
+    assert!(time(AttentionScores::Stored, 2047) > time(AttentionScores::Stored, 2048));
+    assert!(time(AttentionScores::Fused, 2047) < time(AttentionScores::Fused, 2048));
 }
 
 /// A token of a sliding window has scores with a part of the tokens before it.
@@ -129,7 +129,7 @@ fn rows_of_stored_scores_have_a_stride() {
 fn a_window_has_the_scores_of_its_tokens() {
     let model = ModelSpec::new().unit(Unit::new("unit").param(Param::new("norm", [16])));
     let flops = |scores, context| {
-        let attention = move |_: &Unit| Some(Attention { heads: 8, size: 128, scores });
+        let attention = move |_: &Unit| Some(AttentionShape { heads: 8, size: 128, scores });
         let hints = Hints { lookup: &is_lookup, attention: &attention };
         let computation = Computation::of(&model, &hints).expect("a model");
         let batch = Batch { sequences: 3, context, ..batch() };
@@ -138,11 +138,14 @@ fn a_window_has_the_scores_of_its_tokens() {
     };
     // A window of four of 32 tokens: four for each token, but 3 + 2 + 1 of these lie before the
     // first one. A token and itself count as half a pair.
-    assert_eq!(flops(Scores::Window(4), 32).0, 32.0 * 4.0 - 6.0 - 4.0 / 2.0);
+    assert_eq!(flops(AttentionScores::Window(4), 32).0, 32.0 * 4.0 - 6.0 - 4.0 / 2.0);
     for context in [1, 64, 4096] {
-        assert_eq!(flops(Scores::Window(4096), context), flops(Scores::Fused, context));
+        assert_eq!(
+            flops(AttentionScores::Window(4096), context),
+            flops(AttentionScores::Fused, context)
+        );
     }
-    assert!(flops(Scores::Window(4096), 8192).1 < flops(Scores::Fused, 8192).1);
+    assert!(flops(AttentionScores::Window(4096), 8192).1 < flops(AttentionScores::Fused, 8192).1);
 }
 
 /// A fit to steps without unaligned products leaves their number as it was, maybe above the other.
@@ -250,14 +253,14 @@ fn on_a_host_the_thread_does_everything_and_ranks_share_cores_and_memory() {
 fn fused_scores_do_not_pass_memory() {
     let model = matrix("attn.qkv", [3 * 128, 128]);
     let kept = |scores, context| {
-        let attention = move |_: &Unit| Some(Attention { heads: 8, size: 16, scores });
+        let attention = move |_: &Unit| Some(AttentionShape { heads: 8, size: 16, scores });
         let hints = Hints { lookup: &is_lookup, attention: &attention };
         let computation = Computation::of(&model, &hints).expect("a model");
         computation.kept(FIRST, &Batch { context, ..batch() }).get()
     };
-    assert_eq!(kept(Scores::Fused, 128), 2 * kept(Scores::Fused, 64));
+    assert_eq!(kept(AttentionScores::Fused, 128), 2 * kept(AttentionScores::Fused, 64));
     let stored = |context: u64| 5 * 4 * 8 * context * context;
-    assert_eq!(kept(Scores::Stored, 128) - kept(Scores::Fused, 128), stored(128));
+    assert_eq!(kept(AttentionScores::Stored, 128) - kept(AttentionScores::Fused, 128), stored(128));
 }
 
 /// Korthikanti et al. (2022): 34 bytes by token and width, and 5 by score; with selective
@@ -352,13 +355,15 @@ fn a_unit_computes_at_the_speed_and_with_the_bytes_of_its_own_dtype() {
 
 #[test]
 fn impossible_models_are_refused() {
-    let uneven = Gpt { heads: 3, ..gpt() }.computation().expect_err("refused");
+    let uneven = GptShape { heads: 3, ..gpt() }.computation().expect_err("refused");
     assert_eq!(uneven.to_string(), "3 heads do not divide the width, 1024");
-    let none = |_: &Unit| Some(Attention { heads: 0, size: 64, scores: Scores::Stored });
+    let none =
+        |_: &Unit| Some(AttentionShape { heads: 0, size: 64, scores: AttentionScores::Stored });
     let hints = Hints { lookup: &is_lookup, attention: &none };
     let error = Computation::of(&matrix("w", [8, 8]), &hints).expect_err("refused");
     assert_eq!(error.to_string(), "unit `unit` has an attention of 0 heads of size 64");
-    let none = |_: &Unit| Some(Attention { heads: 8, size: 64, scores: Scores::Window(0) });
+    let none =
+        |_: &Unit| Some(AttentionShape { heads: 8, size: 64, scores: AttentionScores::Window(0) });
     let hints = Hints { lookup: &is_lookup, attention: &none };
     let error = Computation::of(&matrix("w", [8, 8]), &hints).expect_err("refused");
     assert_eq!(error.to_string(), "unit `unit` has an attention with a window of 0 tokens");

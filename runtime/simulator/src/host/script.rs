@@ -5,20 +5,23 @@ use std::sync::Arc;
 
 use hsdp_flight::{Channel, Op, Stage};
 use hsdp_sharding::step::{
-    Begin, Call, Conclusion, Exchange, Headers, Input, Intent, Kind, Operation as Issued, Output,
-    Refused, Rules, Sequences, StepMachine, Supply, Target, Uneven, UnitOrder,
+    Begin, Call, Conclusion, Exchange, Headers, Input, Intent, Kind, Operation, Output, Refused,
+    Rules, Sequences, StepMachine, Supply, Target, Uneven, UnitOrder,
 };
 use hsdp_sharding::{AfterForward, Plan, UnitId};
 
-use super::{Action, Block, Data, Microbatches, Operation, Placement, Reference, Step, Work};
+use super::{
+    Action, DataPresence, Microbatches, ModelPlacement, RankStep, Reference, StepBlock,
+    StepOperation, Work,
+};
 
 /// The program of a rank in a step.
 pub(super) struct Script {
     plan: Arc<Plan>,
-    step: Step,
+    step: RankStep,
     machine: StepMachine,
-    blocks: Vec<Block>,
-    block: Block,
+    blocks: Vec<StepBlock>,
+    block: StepBlock,
     /// Indices in the block of the microbatch's gathers, by place.
     gathers: Vec<usize>,
     /// Last reduce-scatter of each unit.
@@ -30,11 +33,11 @@ pub(super) struct Script {
 }
 
 impl Script {
-    pub(super) fn new(plan: &Arc<Plan>, step: Step) -> Self {
+    pub(super) fn new(plan: &Arc<Plan>, step: RankStep) -> Self {
         let rules = Rules {
             sequences: match step.placement {
-                Placement::Host => Sequences::OfEachChannel,
-                Placement::Device => Sequences::One,
+                ModelPlacement::Host => Sequences::OfEachChannel,
+                ModelPlacement::Device => Sequences::One,
             },
             order: UnitOrder::Error,
             uneven: Uneven::ZeroWeight,
@@ -47,7 +50,7 @@ impl Script {
             step,
             machine: StepMachine::new(Arc::clone(plan), rules),
             blocks: Vec::new(),
-            block: Block { times: 1, ..Block::default() },
+            block: StepBlock { times: 1, ..StepBlock::default() },
             gathers: Vec::new(),
             scatters: none.clone(),
             all_reduces: none,
@@ -56,7 +59,7 @@ impl Script {
     }
 
     /// Runs the step, and returns its blocks.
-    pub(super) fn run(mut self) -> Vec<Block> {
+    pub(super) fn run(mut self) -> Vec<StepBlock> {
         let given = matches!(self.step.microbatches, Microbatches::Given(_));
         let count = self.step.microbatches.count().max(1);
         let repeated = if given { count - 1 } else { count };
@@ -82,7 +85,7 @@ impl Script {
 
     fn microbatch(&mut self) {
         self.feed(StepMachine::begin_microbatch);
-        if self.step.data == Data::Present {
+        if self.step.data == DataPresence::Present {
             self.forward_and_backward();
         }
         self.feed(StepMachine::end_microbatch);
@@ -159,11 +162,11 @@ impl Script {
         }
     }
 
-    fn wait(&mut self, operation: Issued, action: fn(Reference) -> Action) {
+    fn wait(&mut self, operation: Operation, action: fn(Reference) -> Action) {
         let reference = match operation {
-            Issued::Gather { place, .. } => Reference::Here(self.gathers[place]),
-            Issued::ReduceScatter(unit) => self.scatters[unit.index()],
-            Issued::AllReduce(unit) => self.all_reduces[unit.index()],
+            Operation::Gather { place, .. } => Reference::Here(self.gathers[place]),
+            Operation::ReduceScatter(unit) => self.scatters[unit.index()],
+            Operation::AllReduce(unit) => self.all_reduces[unit.index()],
         };
         self.act(action(reference));
         self.machine.done(operation).expect("the machine waits for it");
@@ -221,7 +224,8 @@ impl Script {
     /// reduce-scatters as those of the microbatch before.
     fn end_block(&mut self, microbatch: u64) {
         self.looks = false;
-        let next = Block { times: 1, microbatch: self.block.microbatch, ..Block::default() };
+        let next =
+            StepBlock { times: 1, microbatch: self.block.microbatch, ..StepBlock::default() };
         let mut block = std::mem::replace(&mut self.block, next);
         block.microbatch = microbatch;
         let units = block.scatters.iter().map(|index| block.operations[*index].unit);
@@ -240,7 +244,7 @@ impl Script {
     }
 }
 
-fn operation(call: Call) -> Operation {
+fn operation(call: Call) -> StepOperation {
     let Call { kind, members, dtype, elements, unit } = call;
     let (channel, op, stage) = match kind {
         Kind::Gather => (Channel::Gather, Op::AllGather, Stage::Gather),
@@ -254,5 +258,5 @@ fn operation(call: Call) -> Operation {
         }
         Kind::Exchange(_) => (Channel::Control, Op::AllGather, Stage::Header),
     };
-    Operation { channel, members, op, dtype, elements, stage, unit }
+    StepOperation { channel, members, op, dtype, elements, stage, unit }
 }

@@ -75,12 +75,12 @@ pub(super) struct NumberMut<'a> {
     pub(super) name: String,
     pub(super) value: &'a mut f64,
     pub(super) source: &'a mut String,
-    pub(super) unit: Unit,
+    pub(super) unit: MeasureUnit,
 }
 
 /// Checks that `value` is physically possible. The problem is the rest of a sentence about the
 /// value.
-pub(super) fn check(value: f64, unit: &Unit) -> Result<(), String> {
+pub(super) fn check(value: f64, unit: &MeasureUnit) -> Result<(), String> {
     if !unit.range().contains(&value) {
         let least = text(unit.least, unit);
         let most = text(unit.most, unit);
@@ -93,7 +93,7 @@ pub(super) fn check(value: f64, unit: &Unit) -> Result<(), String> {
 }
 
 /// Returns the value of a text such as `2039 GB/s`.
-fn parse(text: &str, unit: &Unit) -> Result<f64, String> {
+fn parse(text: &str, unit: &MeasureUnit) -> Result<f64, String> {
     let (number, written) = text.split_once(' ').unwrap_or((text, ""));
     let value = scale(written, unit).and_then(|scale| match scale {
         UnitScale::Power(power) => decimal(number, power),
@@ -111,7 +111,7 @@ enum UnitScale {
 }
 
 /// Returns the factor from numbers of a unit, as it is written, to those of `unit`.
-fn scale(written: &str, unit: &Unit) -> Option<UnitScale> {
+fn scale(written: &str, unit: &MeasureUnit) -> Option<UnitScale> {
     let prefix = written.strip_suffix(unit.name);
     let prefixed = unit.prefixes.iter().find(|(name, _)| Some(*name) == prefix);
     let other = || unit.others.iter().find(|(name, _)| *name == written);
@@ -129,7 +129,7 @@ fn decimal(number: &str, power: i32) -> Option<f64> {
 
 /// Returns the shortest text that is read as `value`, with the largest prefix that gives at least
 /// 1.
-pub(super) fn text(value: f64, unit: &Unit) -> String {
+pub(super) fn text(value: f64, unit: &MeasureUnit) -> String {
     if unit.name.is_empty() {
         return value.to_string();
     }
@@ -158,7 +158,7 @@ fn shifted(mantissa: &str, places: i32) -> String {
 
 /// The measure of a number of a machine.
 #[derive(Clone, Copy, Debug)]
-pub struct Unit {
+pub struct MeasureUnit {
     /// The unit of values, as it is displayed: `B/s`. Empty for plain numbers.
     pub name: &'static str,
     /// The values that are physically possible, in this unit.
@@ -173,7 +173,7 @@ pub struct Unit {
     others: &'static [(&'static str, f64)],
 }
 
-impl Unit {
+impl MeasureUnit {
     /// Returns a unit as texts have it, with the prefix in which it is common.
     const fn example(&self) -> &str {
         if self.least == 0.0 { "u" } else { "G" }
@@ -196,7 +196,7 @@ const KI: f64 = 1024.0;
 /// The measure of a [`Quantity`](super::Quantity), as a type.
 pub trait Measure: Clone + Copy + std::fmt::Debug + PartialEq {
     /// Its unit.
-    const UNIT: Unit;
+    const UNIT: MeasureUnit;
 }
 
 macro_rules! measures {
@@ -207,7 +207,7 @@ macro_rules! measures {
             pub enum $name {}
 
             impl Measure for $name {
-                const UNIT: Unit = $unit;
+                const UNIT: MeasureUnit = $unit;
             }
         )*
     };
@@ -215,13 +215,13 @@ macro_rules! measures {
 
 measures! {
     /// A number of things, at least 1.
-    Count = Unit { name: "", least: 1.0, most: 1e6, is_whole: true, prefixes: NONE, others: &[] };
+    Count = MeasureUnit { name: "", least: 1.0, most: 1e6, is_whole: true, prefixes: NONE, others: &[] };
     /// A part of the whole, above 0 and at most 1.
-    Ratio = Unit { name: "", least: 1e-6, most: 1.0, is_whole: false, prefixes: NONE, others: &[] };
+    Ratio = MeasureUnit { name: "", least: 1e-6, most: 1.0, is_whole: false, prefixes: NONE, others: &[] };
     /// A duration in seconds.
-    Seconds = Unit { name: "s", least: 0.0, most: 1.0, is_whole: false, prefixes: SMALL, others: &[] };
+    Seconds = MeasureUnit { name: "s", least: 0.0, most: 1.0, is_whole: false, prefixes: SMALL, others: &[] };
     /// Memory, in bytes.
-    Bytes = Unit {
+    Bytes = MeasureUnit {
         name: "B",
         least: 1.0,
         most: 1e18,
@@ -230,7 +230,7 @@ measures! {
         others: &[("KiB", KI), ("MiB", KI * KI), ("GiB", KI * KI * KI), ("TiB", KI * KI * KI * KI)],
     };
     /// A bandwidth in bytes a second; texts may have bits, too.
-    BytesPerSecond = Unit {
+    BytesPerSecond = MeasureUnit {
         name: "B/s",
         least: 1e3,
         most: 1e18,
@@ -246,7 +246,7 @@ measures! {
         ],
     };
     /// Floating-point operations.
-    Flop = Unit { name: "flop", least: 1.0, most: 1e18, is_whole: false, prefixes: LARGE, others: &[] };
+    Flop = MeasureUnit { name: "flop", least: 1.0, most: 1e18, is_whole: false, prefixes: LARGE, others: &[] };
     /// Floating-point operations a second.
-    FlopPerSecond = Unit { name: "flop/s", least: 1e3, most: 1e21, is_whole: false, prefixes: LARGE, others: &[] };
+    FlopPerSecond = MeasureUnit { name: "flop/s", least: 1e3, most: 1e21, is_whole: false, prefixes: LARGE, others: &[] };
 }

@@ -1,4 +1,4 @@
-use super::{Kind, Machine};
+use super::{Machine, MachineKind};
 use crate::Error;
 
 fn node() -> Machine {
@@ -54,7 +54,7 @@ fn numbers_have_the_units_of_datasheets() {
     let network = cluster.device().and_then(|device| device.links.network.clone());
     assert_eq!(network.expect("machines are connected").bandwidth.value(), 200e9);
     let cpu = Machine::bundled("two-core-cpu").expect("it is bundled");
-    assert!(matches!(cpu.kind, Kind::Host(_)));
+    assert!(matches!(cpu.kind, MachineKind::Host(_)));
 }
 
 #[test]

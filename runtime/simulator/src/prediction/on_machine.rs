@@ -9,10 +9,10 @@ use hsdp_sharding::{Axis, DType, Mesh, Offload, Param, Plan, Rank, Role, State, 
 
 use crate::collective::exchange_time;
 use crate::computation::update_bytes;
-use crate::host::{Members, Operation, Work};
+use crate::host::{Members, StepOperation, Work};
 use crate::simulation::{Colors, Costs, OperationCost, WorkCost};
 use crate::{
-    Batch, Collective, Computation, Error, Level, Machine, Processor, Shape, Shapes, Time,
+    Batch, CollectiveKind, Computation, Error, Level, Machine, Processor, Shape, Shapes, Time,
     collective_cost,
 };
 
@@ -123,7 +123,7 @@ impl<'a> OnMachine<'a> {
     }
 
     /// Returns the cost of an operation that moves tensors in a group of this shape.
-    fn moved(&self, collective: Collective, bytes: u64, shape: usize) -> OperationCost {
+    fn moved(&self, collective: CollectiveKind, bytes: u64, shape: usize) -> OperationCost {
         let last = &self.last[collective as usize];
         if let Some((_, _, cost)) = last.get().filter(|it| (it.0, it.1) == (bytes, shape)) {
             return cost;
@@ -133,7 +133,7 @@ impl<'a> OnMachine<'a> {
         cost
     }
 
-    fn moved_among(&self, collective: Collective, bytes: u64, shape: &Shape) -> OperationCost {
+    fn moved_among(&self, collective: CollectiveKind, bytes: u64, shape: &Shape) -> OperationCost {
         let cost = collective_cost(self.machine, shape, collective, bytes);
         let issue = Time::saturating(self.machine.calls.issue.value());
         match self.machine.device() {
@@ -154,7 +154,7 @@ impl Costs for OnMachine<'_> {
         shape(of_axis, *world, *shard_size, members, first)
     }
 
-    fn operation(&self, operation: &Operation, shape: usize) -> OperationCost {
+    fn operation(&self, operation: &StepOperation, shape: usize) -> OperationCost {
         let placed = &self.groups.shapes[shape];
         let bytes = operation.bytes();
         let all = || bytes.saturating_mul(placed.members() as u64);
@@ -164,9 +164,9 @@ impl Costs for OnMachine<'_> {
                 link: exchange_time(self.machine, placed),
                 busy: [Time::ZERO; 2],
             },
-            (_, Op::AllGather) => self.moved(Collective::AllGather, all(), shape),
-            (_, Op::ReduceScatter) => self.moved(Collective::ReduceScatter, bytes, shape),
-            _ => self.moved(Collective::AllReduce, bytes, shape),
+            (_, Op::AllGather) => self.moved(CollectiveKind::AllGather, all(), shape),
+            (_, Op::ReduceScatter) => self.moved(CollectiveKind::ReduceScatter, bytes, shape),
+            _ => self.moved(CollectiveKind::AllReduce, bytes, shape),
         }
     }
 

@@ -10,7 +10,9 @@ use super::{MeshGroups, OnMachine, PlanSizes, Workload, check_update, placement}
 use crate::calibrate::{AllReduceRow, StepRow};
 use crate::host::Microbatches;
 use crate::simulation::{Orders, Timing, simulate_among};
-use crate::{Batch, Collective, Computation, Error, Gpt, Machine, Shapes, Time, collective_cost};
+use crate::{
+    Batch, CollectiveKind, Computation, Error, GptShape, Machine, Shapes, Time, collective_cost,
+};
 
 /// Maximum number of ranks of all meshes together. They are placed in a second.
 const MOST_RANKS: u64 = 10_000_000;
@@ -182,7 +184,7 @@ impl StepRow {
 impl fmt::Display for StepRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { ranks, shards, microbatches, batch, model } = self;
-        let Gpt { width, layers, .. } = model;
+        let GptShape { width, layers, .. } = model;
         write!(f, "{ranks} ranks")?;
         if *shards > 1 {
             write!(f, " in groups of {shards}")?;
@@ -202,7 +204,7 @@ impl AllReduceRow {
     /// [`Error::TooManyRanks`] if the machine has too few cards and no network.
     pub fn predict(&self, machine: &Machine) -> Result<Time, Error> {
         let group = Shapes::new(Mesh::new(1, self.members)?, machine)?.world();
-        Ok(collective_cost(machine, &group, Collective::AllReduce, self.bytes).time)
+        Ok(collective_cost(machine, &group, CollectiveKind::AllReduce, self.bytes).time)
     }
 }
 

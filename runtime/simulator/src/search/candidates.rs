@@ -9,7 +9,7 @@ use rayon::prelude::*;
 
 use super::Cell;
 use super::space::{Load, PlanChoice, Space, Unfit};
-use crate::host::{Action, Block, Data, Placement, Work};
+use crate::host::{Action, DataPresence, ModelPlacement, StepBlock, Work};
 use crate::prediction::{MeshGroups, OnMachine, PlanSizes, check_update, placement, update_cost};
 use crate::simulation::{Costs, Orders};
 use crate::{Error, Machine, Processor, Workload};
@@ -197,11 +197,11 @@ const ROUNDING: f64 = 1.0 - 1e-6;
 
 impl PlanCost {
     /// Returns the costs of a plan, which are those of any of its workloads with two microbatches.
-    pub(super) fn new(workload: &Workload, costs: &OnMachine<'_>, on: Placement) -> Self {
+    pub(super) fn new(workload: &Workload, costs: &OnMachine<'_>, on: ModelPlacement) -> Self {
         let orders = Orders::all_present(&workload.plan, workload.microbatches, on);
         let mut cost = Self { repeated: Least::default(), once: Least::default() };
         // The opening, the repeated microbatch, and the last.
-        for (index, block) in orders.of[&Data::Present].blocks.iter().enumerate() {
+        for (index, block) in orders.of[&DataPresence::Present].blocks.iter().enumerate() {
             let least = of_block(block, costs, on);
             if index == 1 { cost.repeated = least } else { cost.once.add(least, 1.0) }
         }
@@ -235,7 +235,7 @@ fn update_bound(
     Least { host: cost.host.seconds(), device: cost.device.seconds(), stream: 0.0 }
 }
 
-fn of_block(block: &Block, costs: &OnMachine<'_>, on: Placement) -> Least {
+fn of_block(block: &StepBlock, costs: &OnMachine<'_>, on: ModelPlacement) -> Least {
     let mut least = Least::default();
     for action in &block.actions {
         let Action::Compute(work) = action else { continue };
@@ -251,8 +251,8 @@ fn of_block(block: &Block, costs: &OnMachine<'_>, on: Placement) -> Least {
         match (operation.channel, on) {
             // The thread waits for it.
             (Channel::Control, _) => least.host += cost.link.seconds(),
-            (_, Placement::Device) => least.stream += cost.link.seconds(),
-            (_, Placement::Host) => {}
+            (_, ModelPlacement::Device) => least.stream += cost.link.seconds(),
+            (_, ModelPlacement::Host) => {}
         }
     }
     least

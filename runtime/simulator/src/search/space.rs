@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hsdp_sharding::{Accumulation, ByteCount, DType, Mesh, ModelSpec, Offload, Plan, PlanOptions};
 use itertools::{Itertools as _, iproduct};
 
-use crate::host::{Microbatches, Placement};
+use crate::host::{Microbatches, ModelPlacement};
 use crate::prediction::placement;
 use crate::{
     Batch, Computation, Error, Machine, Processor, Recompute, StepMemory, WorkCost, Workload,
@@ -211,8 +211,8 @@ impl Space<'_> {
         let full = DType::F32;
         let half = DType::BF16;
         match placement(self.machine) {
-            Placement::Host => vec![[full, full], [full, half]],
-            Placement::Device => vec![[half, half], [half, full], [full, full]],
+            ModelPlacement::Host => vec![[full, full], [full, half]],
+            ModelPlacement::Device => vec![[half, half], [half, full], [full, full]],
         }
     }
 

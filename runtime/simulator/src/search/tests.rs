@@ -9,7 +9,7 @@ use super::candidates::FittingCandidates;
 use super::space::{MOST_CANDIDATES, MOST_PLANNED};
 use super::{BUDGET, FOR_FASTEST, OF_PLAN, Search, Searching, Space};
 use crate::simulation::actions_done;
-use crate::{Computation, Error, Gpt, Hints, Machine, is_lookup};
+use crate::{Computation, Error, GptShape, Hints, Machine, is_lookup};
 
 const RANKS: usize = 4;
 const CONTEXT: usize = 64;
@@ -23,7 +23,7 @@ struct Case {
 
 impl Case {
     fn of_layers(layers: usize) -> Self {
-        let gpt = Gpt { width: 64, heads: 4, layers, context: CONTEXT, vocabulary: 500 };
+        let gpt = GptShape { width: 64, heads: 4, layers, context: CONTEXT, vocabulary: 500 };
         let spec = gpt.spec().updated_by(|_| State::Elements(2));
         Self::new(spec, gpt.computation().expect("a GPT"))
     }

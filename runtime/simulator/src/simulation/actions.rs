@@ -6,7 +6,7 @@ use hsdp_sharding::Mesh;
 use super::colors::Colors;
 use super::meetings::{ColorStreams, Machinery, Meetings, Times};
 use super::{Costs, Lane, Share, Shares, Span, What};
-use crate::host::{Action, Block, Operation, Placement, Reference, Work};
+use crate::host::{Action, ModelPlacement, Reference, StepBlock, StepOperation, Work};
 use crate::{Error, Time};
 
 /// The place of a color in time.
@@ -17,7 +17,7 @@ pub(super) struct ColorState {
     /// Time of its stream of computation, which is its thread where the model is in host memory.
     pub(super) computation: Time,
     /// The reduce-scatters of the microbatch before, in the plan's order.
-    pub(super) earlier: Vec<(Operation, Times)>,
+    pub(super) earlier: Vec<(StepOperation, Times)>,
     pub(super) shares: Shares,
 }
 
@@ -76,7 +76,7 @@ impl ColorRanks {
 /// All ranks on their machines.
 pub(super) struct SimulatedWorld<'a> {
     pub(super) mesh: Mesh,
-    pub(super) placement: Placement,
+    pub(super) placement: ModelPlacement,
     pub(super) costs: &'a dyn Costs,
     pub(super) colors: Colors,
     pub(super) ranks: ColorRanks,
@@ -101,7 +101,7 @@ struct ColorProgress {
     actions: usize,
     /// Whether each operation was issued, by index.
     issued: Vec<bool>,
-    /// How many of [`Block::all_reduces`] were.
+    /// How many of [`StepBlock::all_reduces`] were.
     all_reduces: usize,
     /// How many of these had their reduce-scatters issued when the thread last asked whether they
     /// are complete.
@@ -109,12 +109,12 @@ struct ColorProgress {
 }
 
 impl ColorProgress {
-    fn in_block(block: &Block) -> Self {
+    fn in_block(block: &StepBlock) -> Self {
         Self { actions: 0, issued: vec![false; block.operations.len()], all_reduces: 0, asked: 0 }
     }
 
     /// Counts the all-reduces of a block, in its order, whose reduce-scatters are issued.
-    fn scattered(&self, block: &Block) -> usize {
+    fn scattered(&self, block: &StepBlock) -> usize {
         let is_issued = |(scatter, _): &&(Reference, usize)| match scatter {
             Reference::Here(scatter) => self.issued[*scatter],
             Reference::Earlier(_) => true,
@@ -128,7 +128,7 @@ struct Parked;
 
 impl SimulatedWorld<'_> {
     /// Runs a block on all colors, microbatch `number` of the step.
-    pub(super) fn run(&mut self, blocks: &[&Block], number: u64) -> Result<(), Error> {
+    pub(super) fn run(&mut self, blocks: &[&StepBlock], number: u64) -> Result<(), Error> {
         let Self { mesh, placement, ref colors, costs, .. } = *self;
         let world = Machinery { mesh, placement, colors, costs };
         let meetings = Meetings::new(&world, blocks);
@@ -175,7 +175,7 @@ struct BlockRun<'a> {
 
 impl BlockRun<'_> {
     /// Does the actions of a color, up to one that is parked.
-    fn advance(&mut self, color: usize, block: &Block, progress: &mut ColorProgress) {
+    fn advance(&mut self, color: usize, block: &StepBlock, progress: &mut ColorProgress) {
         while let Some(action) = block.actions.get(progress.actions) {
             let done = match *action {
                 Action::Issue(index) => {
@@ -204,7 +204,7 @@ impl BlockRun<'_> {
     /// Where all colors are parked: the first in time that asks whether a reduce-scatter is
     /// complete goes on without it. All others wait for operations that such a color issues later,
     /// so the reduce-scatter, which lacks a member, is not complete at this time.
-    fn pass_by(&self, blocks: &[&Block], progress: &mut [ColorProgress]) -> Result<(), Error> {
+    fn pass_by(&self, blocks: &[&StepBlock], progress: &mut [ColorProgress]) -> Result<(), Error> {
         let asks = |color: &usize| {
             blocks[*color].actions.get(progress[*color].actions) == Some(&Action::IssueReady)
         };
@@ -217,7 +217,7 @@ impl BlockRun<'_> {
     }
 
     fn is_on_host(&self) -> bool {
-        self.world.placement == Placement::Host
+        self.world.placement == ModelPlacement::Host
     }
 
     /// Issues an operation that does not begin before a time, unless it was issued.
@@ -253,7 +253,7 @@ impl BlockRun<'_> {
     fn issue_ready(
         &mut self,
         color: usize,
-        block: &Block,
+        block: &StepBlock,
         progress: &mut ColorProgress,
     ) -> Result<(), Parked> {
         let scattered = progress.scattered(block);
@@ -274,7 +274,7 @@ impl BlockRun<'_> {
         &self,
         color: usize,
         reference: Reference,
-    ) -> Result<Option<(Operation, Times)>, Parked> {
+    ) -> Result<Option<(StepOperation, Times)>, Parked> {
         match reference {
             Reference::Here(index) => {
                 let times = self.meetings.times(color, index).ok_or(Parked)?;
@@ -356,7 +356,7 @@ impl BlockRun<'_> {
     }
 
     /// Ends a block: the next one may refer to its reduce-scatters.
-    fn end(self, blocks: &[&Block]) -> Result<(), Error> {
+    fn end(self, blocks: &[&StepBlock]) -> Result<(), Error> {
         let Self { meetings, ranks, spans, number, .. } = self;
         if !ranks.streams.are_done() {
             return Err(Error::Stuck);

@@ -8,7 +8,7 @@ use hsdp_sharding::Mesh;
 use super::colors::Colors;
 use super::{Costs, OperationCost};
 use crate::Time;
-use crate::host::{Block, Operation, Placement};
+use crate::host::{ModelPlacement, StepBlock, StepOperation};
 
 /// An operation of a block, in a group.
 #[derive(Clone, Copy, Debug, Default)]
@@ -55,12 +55,12 @@ struct ColorStream {
 }
 
 /// Returns the stream of a channel. On a device all channels but that of exchanges have one.
-pub(crate) const fn stream(channel: Channel, placement: Placement) -> usize {
+pub(crate) const fn stream(channel: Channel, placement: ModelPlacement) -> usize {
     match (channel, placement) {
         (Channel::Control, _) => 0,
-        (Channel::Gather, _) | (_, Placement::Device) => 1,
-        (Channel::Reduce, Placement::Host) => 2,
-        (_, Placement::Host) => 3,
+        (Channel::Gather, _) | (_, ModelPlacement::Device) => 1,
+        (Channel::Reduce, ModelPlacement::Host) => 2,
+        (_, ModelPlacement::Host) => 3,
     }
 }
 
@@ -106,7 +106,7 @@ struct StreamHead {
 #[derive(Clone, Copy)]
 pub(super) struct Machinery<'a> {
     pub(super) mesh: Mesh,
-    pub(super) placement: Placement,
+    pub(super) placement: ModelPlacement,
     pub(super) colors: &'a Colors,
     pub(super) costs: &'a dyn Costs,
 }
@@ -115,7 +115,7 @@ pub(super) struct Machinery<'a> {
 pub(super) struct Meetings<'a> {
     world: Machinery<'a>,
     /// Blocks by color.
-    blocks: &'a [&'a Block],
+    blocks: &'a [&'a StepBlock],
     /// Operations by group and place.
     of: Vec<Vec<OperationMeeting>>,
     /// Times at which a color could have begun an operation, by color and index.
@@ -123,14 +123,14 @@ pub(super) struct Meetings<'a> {
 }
 
 impl<'a> Meetings<'a> {
-    pub(super) fn new(world: &Machinery<'a>, blocks: &'a [&'a Block]) -> Self {
+    pub(super) fn new(world: &Machinery<'a>, blocks: &'a [&'a StepBlock]) -> Self {
         let most = blocks.iter().map(|block| block.operations.len()).max().unwrap_or(0);
         let of = vec![vec![OperationMeeting::default(); most]; world.colors.classes()];
         let could = vec![vec![Time::ZERO; most]; world.colors.len()];
         Self { world: *world, blocks, of, could }
     }
 
-    pub(super) fn operation(&self, color: usize, index: usize) -> &'a Operation {
+    pub(super) fn operation(&self, color: usize, index: usize) -> &'a StepOperation {
         &self.blocks[color].operations[index]
     }
 

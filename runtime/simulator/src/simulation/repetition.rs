@@ -39,7 +39,7 @@ use super::Shares;
 use super::actions::{ColorRanks, ColorState};
 use super::colors::Colors;
 use crate::Time;
-use crate::host::{Action, Block};
+use crate::host::{Action, StepBlock};
 
 /// How colors depend on each other in a block.
 pub(super) struct Dependence {
@@ -51,8 +51,8 @@ pub(super) struct Dependence {
 
 impl Dependence {
     /// Finds the dependence in a block, which each color has in its own form.
-    pub(super) fn of(colors: &Colors, blocks: &[&Block]) -> Self {
-        let of_color = |(color, block): (usize, &&Block)| {
+    pub(super) fn of(colors: &Colors, blocks: &[&StepBlock]) -> Self {
+        let of_color = |(color, block): (usize, &&StepBlock)| {
             let members: BTreeSet<_> = block.operations.iter().map(|it| it.members).collect();
             members.into_iter().map(move |it| colors.group(color, it)).collect::<Vec<_>>()
         };
@@ -68,7 +68,7 @@ impl Dependence {
         for color in 0..component.len() {
             component[color] = first(&mut component, color);
         }
-        let uses_threads = |block: &&Block| {
+        let uses_threads = |block: &&StepBlock| {
             block.operations.iter().any(|it| it.channel == Channel::Control)
                 || block.actions.contains(&Action::IssueReady)
         };

@@ -6,7 +6,7 @@ use hsdp_flight::Channel;
 use hsdp_sharding::{Axis, Mesh, Rank};
 
 use super::{Orders, Streams};
-use crate::host::{Action, Block, IssuedHandles, Members, Operation, Placement};
+use crate::host::{Action, IssuedHandles, Members, ModelPlacement, StepBlock, StepOperation};
 use crate::{CommunicatorId, Error, Issue, Schedules};
 
 impl Orders {
@@ -76,7 +76,7 @@ impl MeshCommunicators {
         Ok(Self { mesh, shard, replicate, world })
     }
 
-    fn find(&self, rank: Rank, operation: &Operation) -> CommunicatorId {
+    fn find(&self, rank: Rank, operation: &StepOperation) -> CommunicatorId {
         let at = self.mesh.coordinate(rank);
         match (operation.members, operation.channel) {
             (Members::Shard, Channel::Gather) => self.shard[at.replicate_index][0],
@@ -100,14 +100,14 @@ impl HostList<'_> {
     /// Adds a block.
     fn block(
         &mut self,
-        placement: Placement,
-        block: &Block,
+        placement: ModelPlacement,
+        block: &StepBlock,
         issued: &mut IssuedHandles<usize>,
     ) -> Result<(), Error> {
         for action in &block.actions {
             match *action {
                 Action::Issue(index) => issued.set(index, self.issue(&block.operations[index])?),
-                Action::Settle(_) if placement == Placement::Device => {}
+                Action::Settle(_) if placement == ModelPlacement::Device => {}
                 Action::Need(reference) | Action::Settle(reference) => {
                     if let Some(action) = issued.find(reference) {
                         self.schedules.wait(self.rank, *action)?;
@@ -119,8 +119,8 @@ impl HostList<'_> {
         Ok(())
     }
 
-    fn issue(&mut self, operation: &Operation) -> Result<usize, Error> {
-        let Operation { channel, op, dtype, elements, .. } = *operation;
+    fn issue(&mut self, operation: &StepOperation) -> Result<usize, Error> {
+        let StepOperation { channel, op, dtype, elements, .. } = *operation;
         let stream = match (channel, self.streams) {
             (Channel::Control, _) => 0,
             (_, Streams::One) => 1,

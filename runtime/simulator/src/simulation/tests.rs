@@ -6,7 +6,7 @@ use hsdp_sharding::{Accumulation, Mesh, ModelSpec, Param, Plan, PlanOptions, Ran
 use proptest::prelude::*;
 
 use super::*;
-use crate::host::{LossScale, Members, Microbatches, Operation, Step, Work};
+use crate::host::{LossScale, Members, Microbatches, RankStep, StepOperation, Work};
 
 const UNITS: u64 = 3;
 
@@ -19,7 +19,7 @@ struct Given {
     all_reduce: u64,
     computation: u64,
     launch: u64,
-    placement: Option<Placement>,
+    placement: Option<ModelPlacement>,
     /// Ranks of a machine; gathers between machines take twice as long.
     machine: usize,
 }
@@ -32,7 +32,7 @@ impl Costs for Given {
         }
     }
 
-    fn operation(&self, operation: &Operation, shape: usize) -> OperationCost {
+    fn operation(&self, operation: &StepOperation, shape: usize) -> OperationCost {
         let link = match operation.stage {
             Stage::Gather => self.gather * (1 + shape as u64),
             Stage::Reduce => self.reduce,
@@ -46,7 +46,7 @@ impl Costs for Given {
     fn work(&self, work: Work) -> WorkCost {
         let [launch, time] = [self.launch, self.computation].map(Time::from_picoseconds);
         match (work, self.placement) {
-            (Work::Forward(_) | Work::Backward(_), Some(Placement::Device)) => {
+            (Work::Forward(_) | Work::Backward(_), Some(ModelPlacement::Device)) => {
                 WorkCost { host: launch, device: time }
             }
             (Work::Forward(_) | Work::Backward(_), _) => {
@@ -72,7 +72,7 @@ const ONCE: Case = Case {
     microbatches: Microbatches::Given(1),
 };
 
-fn orders(case: Case, placement: Placement, absent: &[usize]) -> Orders {
+fn orders(case: Case, placement: ModelPlacement, absent: &[usize]) -> Orders {
     let unit = |index| Unit::new(format!("u{index}")).param(Param::new(format!("w{index}"), [12]));
     let spec = (0..UNITS).fold(ModelSpec::new(), |spec, index| spec.unit(unit(index)));
     let mesh = Mesh::new(case.mesh[0], case.mesh[1]).expect("a mesh");
@@ -83,9 +83,9 @@ fn orders(case: Case, placement: Placement, absent: &[usize]) -> Orders {
     let order = |data| {
         let microbatches = case.microbatches;
         let loss_scale = LossScale::Fixed;
-        (data, Order::of(&plan, Step { microbatches, placement, data, loss_scale }))
+        (data, Order::of(&plan, RankStep { microbatches, placement, data, loss_scale }))
     };
-    let of = BTreeMap::from([Data::Present, Data::Absent].map(order));
+    let of = BTreeMap::from([DataPresence::Present, DataPresence::Absent].map(order));
     Orders { mesh, placement, of, absent: absent.iter().copied().map(Rank::new).collect() }
 }
 
@@ -94,7 +94,7 @@ fn total(shares: &Shares) -> Time {
 }
 
 fn step(case: Case, given: Given) -> u64 {
-    let placement = given.placement.unwrap_or(Placement::Host);
+    let placement = given.placement.unwrap_or(ModelPlacement::Host);
     let timing = simulate(&orders(case, placement, &[]), &given).expect("it ends");
     for rank in &timing.ranks {
         assert_eq!(total(&rank.shares), rank.step, "{case:?}, {given:?}: {:?}", rank.shares);
@@ -102,7 +102,7 @@ fn step(case: Case, given: Given) -> u64 {
     timing.step.picoseconds()
 }
 
-const PLACEMENTS: [Placement; 2] = [Placement::Host, Placement::Device];
+const PLACEMENTS: [ModelPlacement; 2] = [ModelPlacement::Host, ModelPlacement::Device];
 
 /// The formulas of docs/performance.md, "Overlap".
 #[test]
@@ -138,7 +138,7 @@ fn all_reduces_are_deferred_to_the_last_microbatch() {
         let given = Given { all_reduce: 100, computation: 7, placement, ..Given::default() };
         let microbatches = 4 * 2 * UNITS * 7;
         // On a device the all-reduce of a unit follows the reduce-scatter of the next.
-        let early = if placement == Some(Placement::Host) { 2 * 7 } else { 7 };
+        let early = if placement == Some(ModelPlacement::Host) { 2 * 7 } else { 7 };
         assert_eq!(step(case, given), microbatches + UNITS * 100 - early, "{placement:?}");
         assert_eq!(step(asked, given), microbatches + UNITS * 100);
         let every = Case { accumulation: Accumulation::Every, ..case };
@@ -161,7 +161,7 @@ fn a_step_ends_after_the_reductions_of_its_last_microbatch() {
 
 #[test]
 fn a_host_that_launches_slowly_holds_the_device_up() {
-    let placement = Some(Placement::Device);
+    let placement = Some(ModelPlacement::Device);
     let given = Given { computation: 7, launch: 10, placement, ..Given::default() };
     assert_eq!(step(ONCE, given), 2 * UNITS * 10);
     let fast = Given { launch: 3, ..given };
@@ -173,7 +173,7 @@ fn ranks_of_slow_groups_are_waited_for() {
     // Every other shard group straddles machines; all meet in all-reduces.
     let case = Case { mesh: [2, 2], prefetch: 0, ..ONCE };
     let given = Given { gather: 5, computation: 7, machine: 2, ..Given::default() };
-    let timing = simulate(&orders(case, Placement::Host, &[]), &given).expect("it ends");
+    let timing = simulate(&orders(case, ModelPlacement::Host, &[]), &given).expect("it ends");
     assert_eq!(timing.ranks.len(), 2, "a color for each replica");
     assert_eq!(timing.step.picoseconds(), 2 * UNITS * (10 + 7));
     let [fast, slow] = [0, 1].map(|color| timing.ranks[color].shares);

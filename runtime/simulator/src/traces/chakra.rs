@@ -10,7 +10,9 @@ use prost::Message;
 
 use super::{Traces, name_of_operation, name_of_work};
 use crate::Time;
-use crate::host::{Action, Block, IssuedHandles, Members, Operation, Placement, Reference, Work};
+use crate::host::{
+    Action, IssuedHandles, Members, ModelPlacement, Reference, StepBlock, StepOperation, Work,
+};
 use crate::simulation::{Lane, stream};
 
 /// The channels whose groups are axes of the mesh.
@@ -70,7 +72,7 @@ impl Traces<'_> {
         match (members, channel, self.orders.placement) {
             (Members::World, ..) => 0,
             (Members::Replicate, ..) => 1 + replicate + at.shard_index,
-            (Members::Shard, Channel::Reduce, Placement::Host) => {
+            (Members::Shard, Channel::Reduce, ModelPlacement::Host) => {
                 1 + replicate + shard + at.replicate_index
             }
             (Members::Shard, ..) => 1 + at.replicate_index,
@@ -78,7 +80,7 @@ impl Traces<'_> {
     }
 
     /// Returns the nodes of a rank's block.
-    fn prepare(&self, rank: Rank, block: &Block) -> io::Result<BlockNodes> {
+    fn prepare(&self, rank: Rank, block: &StepBlock) -> io::Result<BlockNodes> {
         let operations = block.operations.iter().map(|it| self.operation(rank, it));
         let work = |action: &Action| match action {
             Action::Compute(work) => Some(self.work(*work)),
@@ -88,7 +90,7 @@ impl Traces<'_> {
         Ok(BlockNodes { operations: operations.collect::<io::Result<_>>()?, works })
     }
 
-    fn operation(&self, rank: Rank, operation: &Operation) -> io::Result<PreparedOperation> {
+    fn operation(&self, rank: Rank, operation: &StepOperation) -> io::Result<PreparedOperation> {
         let members = operation.members;
         let mesh = self.orders.mesh;
         let first = match members {
@@ -114,10 +116,10 @@ impl Traces<'_> {
         let name = name_of_work(self.spec, work);
         let cost = self.costs.work(work);
         match self.orders.placement {
-            Placement::Host => {
+            ModelPlacement::Host => {
                 PreparedWork { host: computation(name, Lane::Host, cost.host), device: None }
             }
-            Placement::Device => {
+            ModelPlacement::Device => {
                 let host = computation(format!("launch {name}"), Lane::Host, cost.host);
                 let device = computation(name, Lane::Computation, cost.device);
                 PreparedWork { host, device: Some(device) }
@@ -212,12 +214,12 @@ enum CollectiveType {
 struct Attribute {
     #[prost(string, tag = "1")]
     name: String,
-    #[prost(oneof = "Value", tags = "9, 27, 29")]
-    value: Option<Value>,
+    #[prost(oneof = "AttributeValue", tags = "9, 27, 29")]
+    value: Option<AttributeValue>,
 }
 
 #[derive(Clone, PartialEq, prost::Oneof)]
-enum Value {
+enum AttributeValue {
     #[prost(int64, tag = "9")]
     Integer(i64),
     #[prost(bool, tag = "27")]
@@ -227,7 +229,7 @@ enum Value {
 }
 
 impl Attribute {
-    fn new(name: &str, value: Value) -> Self {
+    fn new(name: &str, value: AttributeValue) -> Self {
         Self { name: name.to_owned(), value: Some(value) }
     }
 }
@@ -319,13 +321,13 @@ struct PreparedWork {
 /// Returns the stream of an operation. On a device, exchanges are in the stream of all others:
 /// ASTRA-sim has one communication of a rank at a time, so without this order two ranks could begin
 /// different ones, and wait for each other.
-fn lane(channel: Channel, placement: Placement) -> Lane {
-    let channel = if placement == Placement::Device { Channel::Gather } else { channel };
+fn lane(channel: Channel, placement: ModelPlacement) -> Lane {
+    let channel = if placement == ModelPlacement::Device { Channel::Gather } else { channel };
     Lane::Collectives(stream(channel, placement))
 }
 
 fn computation(name: String, lane: Lane, time: Time) -> Template {
-    let is_on_host = Attribute::new("is_cpu_op", Value::Bool(lane == Lane::Host));
+    let is_on_host = Attribute::new("is_cpu_op", AttributeValue::Bool(lane == Lane::Host));
     let kind = NodeType::Computation.into();
     let attributes = vec![is_on_host];
     Template { node: Node { name, kind, attributes, ..Node::default() }, lane, time }
@@ -333,7 +335,7 @@ fn computation(name: String, lane: Lane, time: Time) -> Template {
 
 /// `comm_size` is the number of bytes that each member puts in, as ASTRA-sim takes it: the shard of
 /// an all-gather, and the whole input of a reduce-scatter.
-fn attributes(operation: &Operation, group: usize) -> io::Result<Vec<Attribute>> {
+fn attributes(operation: &StepOperation, group: usize) -> io::Result<Vec<Attribute>> {
     let kind = match operation.op {
         Op::AllGather => CollectiveType::AllGather,
         Op::ReduceScatter => CollectiveType::ReduceScatter,
@@ -345,16 +347,16 @@ fn attributes(operation: &Operation, group: usize) -> io::Result<Vec<Attribute>>
     };
     let bytes = i64::try_from(operation.bytes()).unwrap_or(i64::MAX);
     Ok(vec![
-        Attribute::new("is_cpu_op", Value::Bool(false)),
-        Attribute::new("comm_type", Value::Integer(kind as i64)),
-        Attribute::new("comm_size", Value::Integer(bytes)),
-        Attribute::new("pg_name", Value::Text(group.to_string())),
+        Attribute::new("is_cpu_op", AttributeValue::Bool(false)),
+        Attribute::new("comm_type", AttributeValue::Integer(kind as i64)),
+        Attribute::new("comm_size", AttributeValue::Integer(bytes)),
+        Attribute::new("pg_name", AttributeValue::Text(group.to_string())),
     ])
 }
 
 /// The state of a rank between two actions.
 struct Walk {
-    placement: Placement,
+    placement: ModelPlacement,
     /// The nodes that the next action of the thread follows.
     host: After,
     /// The nodes that the next computation follows.
@@ -367,15 +369,15 @@ struct Walk {
 /// A block that is walked through.
 struct BlockWalk<'a, 's, W> {
     walk: &'a mut Walk,
-    block: &'a Block,
+    block: &'a StepBlock,
     prepared: &'a mut BlockNodes,
     nodes: &'a mut Nodes<'s, W>,
-    /// How many of [`Block::all_reduces`] were.
+    /// How many of [`StepBlock::all_reduces`] were.
     all_reduces: usize,
 }
 
 impl Walk {
-    fn new(placement: Placement) -> Self {
+    fn new(placement: ModelPlacement) -> Self {
         let [host, computation, streams] = [After::default(); 3];
         Self { placement, host, computation, streams, issued: IssuedHandles::default() }
     }
@@ -383,7 +385,7 @@ impl Walk {
     /// Adds the nodes of a block, once.
     fn block<W: Write>(
         &mut self,
-        block: &Block,
+        block: &StepBlock,
         prepared: &mut BlockNodes,
         nodes: &mut Nodes<'_, W>,
     ) -> io::Result<()> {
@@ -397,7 +399,7 @@ impl Walk {
     }
 
     fn is_on_host(&self) -> bool {
-        self.placement == Placement::Host
+        self.placement == ModelPlacement::Host
     }
 }
 

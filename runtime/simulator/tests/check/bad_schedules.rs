@@ -186,7 +186,7 @@ fn a_refused_call_has_no_effect() {
         schedules.issue(rank, issue).expect("a member");
         schedules.issue(rank, Issue { communicator: again, ..issue }).expect("a member");
     }
-    assert_eq!(hsdp_simulator::judge(&schedules), hsdp_simulator::Verdict::Ok);
+    assert_eq!(hsdp_simulator::judge(&schedules), hsdp_simulator::ScheduleVerdict::Ok);
     let written = r#"{"communicators":{"world":[0,1],"again":[0,1]},"kernels":0,"schedules":[[{"comm":"world","op":"barrier","dtype":"","count":0,"stream":0},"#;
     assert!(schedules.to_json().starts_with(written), "{}", schedules.to_json());
 }

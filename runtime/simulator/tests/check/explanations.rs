@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use hsdp_sharding::Rank;
-use hsdp_simulator::{Deadlock, Issue, Schedules, Verdict, judge};
+use hsdp_simulator::{Deadlock, Issue, ScheduleVerdict, Schedules, judge};
 
 /// Schedules on the communicators `a` to `d` of all ranks. A list has `a1` for an all_gather on `a` and stream 1, and `w2` for a wait for
 /// action 2.
@@ -40,10 +40,10 @@ fn two_gathers_that_wait_for_each_other() {
     let expected = "deadlock: ranks 0-1 are stuck: rank 0 waits for all_gather #0 of a, which rank 1 has not issued: \
         it waits for all_gather #0 of b, which rank 0 has not issued";
     assert_eq!(verdict.to_string(), expected);
-    let Verdict::Deadlock(Deadlock { ranks, operations, .. }) = verdict else { panic!() };
+    let ScheduleVerdict::Deadlock(Deadlock { ranks, operations, .. }) = verdict else { panic!() };
     assert_eq!(ranks, [0, 1].map(Rank::new));
     assert_eq!(operations, ["all_gather #0 of a", "all_gather #0 of b"]);
-    assert_eq!(judge(&lists(0, ["a0 b0 w0 w1", "b1 a0 w1 w0"])), Verdict::Ok);
+    assert_eq!(judge(&lists(0, ["a0 b0 w0 w1", "b1 a0 w1 w0"])), ScheduleVerdict::Ok);
 }
 
 #[test]

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use hsdp_sharding::{Accumulation, Mesh, ModelSpec, Param, Plan, PlanOptions, Rank, Unit};
 use hsdp_simulator::{
-    Data, LossScale, Microbatches, Order, Orders, Placement, Step, Streams, Verdict, judge,
+    DataPresence, LossScale, Microbatches, ModelPlacement, Order, Orders, RankStep,
+    ScheduleVerdict, Streams, judge,
 };
 
 /// Four units, of which one is kept.
@@ -19,7 +20,7 @@ fn spec() -> ModelSpec {
 fn orders(
     mesh: Mesh,
     accumulation: Accumulation,
-    placement: Placement,
+    placement: ModelPlacement,
     microbatches: Microbatches,
     absent: &[usize],
 ) -> Orders {
@@ -27,9 +28,9 @@ fn orders(
     let plan = Arc::new(Plan::new(spec(), mesh, options).expect("a plan"));
     let order = |data| {
         let loss_scale = LossScale::Fixed;
-        (data, Order::of(&plan, Step { microbatches, placement, data, loss_scale }))
+        (data, Order::of(&plan, RankStep { microbatches, placement, data, loss_scale }))
     };
-    let of = BTreeMap::from([Data::Present, Data::Absent].map(order));
+    let of = BTreeMap::from([DataPresence::Present, DataPresence::Absent].map(order));
     Orders { mesh, placement, of, absent: absent.iter().copied().map(Rank::new).collect() }
 }
 
@@ -45,14 +46,14 @@ fn meshes() -> impl Iterator<Item = Mesh> {
 fn devices_with_any_number_of_kernels() {
     for (mesh, accumulation) in meshes().flat_map(|mesh| Accumulation::ALL.map(|it| (mesh, it))) {
         for (absent, microbatches) in [(&[][..], GIVEN), (&[0], GIVEN), (&[0], ASKED)] {
-            let orders = orders(mesh, accumulation, Placement::Device, microbatches, absent);
+            let orders = orders(mesh, accumulation, ModelPlacement::Device, microbatches, absent);
             for kernels in [NonZeroU32::new(1), NonZeroU32::new(2), None] {
                 for streams in [Streams::OfEachChannel, Streams::One] {
                     let schedules = orders.schedules(kernels, streams).expect("few actions");
                     let verdict = judge(&schedules);
                     assert_eq!(
                         verdict,
-                        Verdict::Ok,
+                        ScheduleVerdict::Ok,
                         "{mesh}, {accumulation}, {kernels:?}, {streams:?}"
                     );
                 }
@@ -65,9 +66,13 @@ fn devices_with_any_number_of_kernels() {
 fn models_in_host_memory() {
     for (mesh, accumulation) in meshes().flat_map(|mesh| Accumulation::ALL.map(|it| (mesh, it))) {
         for (absent, microbatches) in [(&[][..], GIVEN), (&[0], GIVEN), (&[0], ASKED)] {
-            let orders = orders(mesh, accumulation, Placement::Host, microbatches, absent);
+            let orders = orders(mesh, accumulation, ModelPlacement::Host, microbatches, absent);
             let schedules = orders.schedules(None, Streams::OfEachChannel).expect("few actions");
-            assert_eq!(judge(&schedules), Verdict::Ok, "{mesh}, {accumulation}, {absent:?}");
+            assert_eq!(
+                judge(&schedules),
+                ScheduleVerdict::Ok,
+                "{mesh}, {accumulation}, {absent:?}"
+            );
         }
     }
 }
@@ -76,8 +81,8 @@ fn models_in_host_memory() {
 #[test]
 fn the_order_of_host_memory_would_deadlock_on_a_device() {
     let mesh = Mesh::new(2, 2).expect("a mesh");
-    let orders = orders(mesh, Accumulation::ReduceScatter, Placement::Host, GIVEN, &[0]);
+    let orders = orders(mesh, Accumulation::ReduceScatter, ModelPlacement::Host, GIVEN, &[0]);
     let schedules = orders.schedules(NonZeroU32::new(1), Streams::OfEachChannel);
     let verdict = judge(&schedules.expect("few actions"));
-    assert!(matches!(verdict, Verdict::Deadlock(_)), "{verdict}");
+    assert!(matches!(verdict, ScheduleVerdict::Deadlock(_)), "{verdict}");
 }

@@ -1,7 +1,7 @@
 //! Schedules whose verdicts are known: a line of `schedules.jsonl` each, with the verdict and, for a deadlock, the ranks.
 
 use hsdp_sharding::Rank;
-use hsdp_simulator::{Schedules, Verdict, judge};
+use hsdp_simulator::{ScheduleVerdict, Schedules, judge};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -23,10 +23,10 @@ fn known_schedules_get_their_verdicts() {
         let schedules = Schedules::from_json(text).expect("schedules");
         let verdict = judge(&schedules);
         let (kind, name, ranks) = match &verdict {
-            Verdict::Ok => (0, "ok", Vec::new()),
+            ScheduleVerdict::Ok => (0, "ok", Vec::new()),
             // The ranks of a mismatch are the members of the operation, which are not unique if there are several.
-            Verdict::Mismatch(_) => (1, "mismatch", expected.ranks.clone()),
-            Verdict::Deadlock(deadlock) => (2, "deadlock", deadlock.ranks.clone()),
+            ScheduleVerdict::Mismatch(_) => (1, "mismatch", expected.ranks.clone()),
+            ScheduleVerdict::Deadlock(deadlock) => (2, "deadlock", deadlock.ranks.clone()),
         };
         assert_eq!((name, ranks), (&*expected.verdict, expected.ranks), "line {number}: {verdict}");
         kinds[kind] += 1;

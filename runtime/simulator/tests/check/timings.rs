@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
-use hsdp_simulator::{Schedules, Verdict, judge};
+use hsdp_simulator::{ScheduleVerdict, Schedules, judge};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::{Config, TestRunner};
@@ -255,12 +255,12 @@ fn every_timing_gives_the_verdict_of_the_judge() {
         for seed in seeds {
             let (kind, stuck, open) = Simulator::new(&json, seed).outcome();
             match &verdict {
-                Verdict::Ok => prop_assert_eq!(kind, "ok"),
-                Verdict::Mismatch(mismatch) => {
+                ScheduleVerdict::Ok => prop_assert_eq!(kind, "ok"),
+                ScheduleVerdict::Mismatch(mismatch) => {
                     prop_assert_eq!(kind, "mismatch");
                     prop_assert!(mismatch.calls.len() > 1);
                 }
-                Verdict::Deadlock(deadlock) => {
+                ScheduleVerdict::Deadlock(deadlock) => {
                     let ranks: Vec<usize> = deadlock.ranks.iter().map(|it| it.index()).collect();
                     prop_assert_eq!((kind, &ranks), ("deadlock", &stuck), "{}", &verdict);
                     prop_assert!(!deadlock.operations.is_empty());

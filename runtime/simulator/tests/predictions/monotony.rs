@@ -7,8 +7,8 @@ use hsdp_sharding::{
     Accumulation, DType, Mesh, ModelSpec, Offload, Param, Plan, PlanOptions, State, Unit,
 };
 use hsdp_simulator::{
-    Attention, Batch, Computation, Error, Hints, Machine, Microbatches, Recompute, Scores, Time,
-    Workload, is_lookup,
+    AttentionScores, AttentionShape, Batch, Computation, Error, Hints, Machine, Microbatches,
+    Recompute, Time, Workload, is_lookup,
 };
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -54,7 +54,7 @@ fn unit(index: usize) -> impl Strategy<Value = (Unit, bool)> {
     )
 }
 
-fn model(scores: Scores) -> impl Strategy<Value = (ModelSpec, Arc<Computation>)> {
+fn model(scores: AttentionScores) -> impl Strategy<Value = (ModelSpec, Arc<Computation>)> {
     let units = (1usize..5).prop_flat_map(|count| (0..count).map(unit).collect::<Vec<_>>());
     (units, 1usize..9, 1usize..130, any::<bool>()).prop_map(move |(units, heads, size, is_tied)| {
         let attending: Vec<String> =
@@ -63,7 +63,7 @@ fn model(scores: Scores) -> impl Strategy<Value = (ModelSpec, Arc<Computation>)>
         let spec = if is_tied { spec.tie("head", "u0.0") } else { spec };
         let spec = spec.updated_by(|_| State::Elements(2));
         let attention = |unit: &Unit| {
-            attending.contains(&unit.name).then_some(Attention { heads, size, scores })
+            attending.contains(&unit.name).then_some(AttentionShape { heads, size, scores })
         };
         let hints = Hints { lookup: &is_lookup, attention: &attention };
         let computation = Computation::of(&spec, &hints).expect("a computation");
@@ -92,7 +92,7 @@ fn scale(machine: &mut Machine, name: &str, by: f64) {
     machine.set(name, value, "a test").expect("possible");
 }
 
-fn case(scores: Scores) -> impl Strategy<Value = Case> {
+fn case(scores: AttentionScores) -> impl Strategy<Value = Case> {
     let mesh = (1usize..7, 1usize..7);
     let options = (
         select(vec![DType::F32, DType::BF16]),
@@ -131,14 +131,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..Default::default() })]
 
     #[test]
-    fn more_sequences_never_take_less_time(case in case(Scores::Stored), more in 1usize..20) {
+    fn more_sequences_never_take_less_time(case in case(AttentionScores::Stored), more in 1usize..20) {
         let mut longer = case.clone();
         longer.workload.batch.sequences += more;
         prop_assert!(case.time() <= longer.time(), "{} {}", case.time(), longer.time());
     }
 
     #[test]
-    fn more_microbatches_never_take_less_time(case in case(Scores::Stored), more in 1u64..5) {
+    fn more_microbatches_never_take_less_time(case in case(AttentionScores::Stored), more in 1u64..5) {
         let mut longer = case.clone();
         let Microbatches::Given(count) = case.workload.microbatches else { unreachable!() };
         longer.workload.microbatches = Microbatches::Given(count + more);
@@ -147,7 +147,7 @@ proptest! {
 
     /// Tokens are no stride in memory.
     #[test]
-    fn longer_sequences_never_take_less_time(case in case(Scores::Fused), more in 1usize..20) {
+    fn longer_sequences_never_take_less_time(case in case(AttentionScores::Fused), more in 1usize..20) {
         let mut longer = case.clone();
         longer.workload.batch.context += more;
         prop_assert!(case.time() <= longer.time(), "{} {}", case.time(), longer.time());
@@ -156,7 +156,7 @@ proptest! {
     /// The rows of scores that are stored have a score for each token: rows of one alignment are
     /// compared.
     #[test]
-    fn longer_rows_of_scores_never_take_less_time(case in case(Scores::Stored), more in 1usize..4) {
+    fn longer_rows_of_scores_never_take_less_time(case in case(AttentionScores::Stored), more in 1usize..4) {
         let mut longer = case.clone();
         longer.workload.batch.context += 8 * more;
         prop_assert!(case.time() <= longer.time(), "{} {}", case.time(), longer.time());
@@ -164,7 +164,7 @@ proptest! {
 
     /// Each bandwidth, rate and part of one grows, and each duration gets shorter.
     #[test]
-    fn a_faster_machine_never_takes_more_time(case in case(Scores::Stored), by in 1.0f64..5.0) {
+    fn a_faster_machine_never_takes_more_time(case in case(AttentionScores::Stored), by in 1.0f64..5.0) {
         for number in case.machine.numbers() {
             let by = match number.unit.name {
                 "B/s" | "flop/s" => by,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use hsdp_sharding::{Accumulation, DType, Mesh, Offload, Plan, PlanOptions, Rank};
 use hsdp_simulator::{
-    Batch, Costs, Data, Gpt, LossScale, Machine, Members, Microbatches, Operation, OperationCost,
-    Order, Recompute, Step, Timing, Work, WorkCost, Workload, simulate, trace,
+    Batch, Costs, DataPresence, GptShape, LossScale, Machine, Members, Microbatches, OperationCost,
+    Order, RankStep, Recompute, StepOperation, Timing, Work, WorkCost, Workload, simulate, trace,
 };
 
 /// The costs of a step, and how often that of an operation was asked for: once for each operation of a microbatch that is simulated.
@@ -20,7 +20,7 @@ impl<C: Costs> Costs for Counted<C> {
         self.costs.shape(members, first)
     }
 
-    fn operation(&self, operation: &Operation, shape: usize) -> OperationCost {
+    fn operation(&self, operation: &StepOperation, shape: usize) -> OperationCost {
         self.operations.set(self.operations.get() + 1);
         self.costs.operation(operation, shape)
     }
@@ -31,7 +31,7 @@ impl<C: Costs> Costs for Counted<C> {
 }
 
 fn workload(mesh: [usize; 2], accumulation: Accumulation, microbatches: Microbatches) -> Workload {
-    let model = Gpt { width: 1024, heads: 16, layers: 6, context: 1024, vocabulary: 50_257 };
+    let model = GptShape { width: 1024, heads: 16, layers: 6, context: 1024, vocabulary: 50_257 };
     let dtype = DType::BF16;
     let options =
         PlanOptions { param_dtype: dtype, reduce_dtype: dtype, accumulation, ..Default::default() };
@@ -49,13 +49,13 @@ fn workload(mesh: [usize; 2], accumulation: Accumulation, microbatches: Microbat
 fn both(workload: &Workload, absent: &[usize]) -> [(Timing, u64); 2] {
     let machine = Machine::bundled("h100-cluster").expect("it is bundled");
     let mut orders = workload.orders(&machine);
-    let step = Step {
+    let step = RankStep {
         microbatches: workload.microbatches,
         placement: orders.placement,
-        data: Data::Absent,
+        data: DataPresence::Absent,
         loss_scale: LossScale::Fixed,
     };
-    orders.of.insert(Data::Absent, Order::of(&workload.plan, step));
+    orders.of.insert(DataPresence::Absent, Order::of(&workload.plan, step));
     orders.absent = absent.iter().copied().map(Rank::new).collect();
     let counted = |run: &dyn Fn(&dyn Costs) -> Timing| {
         let costs = workload.costs(&machine).expect("it fits");

@@ -8,14 +8,15 @@ use hsdp_sharding::{
     Accumulation, ByteCount, DType, Mesh, ModelSpec, Offload, Param, Plan, PlanOptions, State, Unit,
 };
 use hsdp_simulator::{
-    Batch, Computation, Error, Gpt, Hints, Machine, Microbatches, Recompute, Search, Space,
+    Batch, Computation, Error, GptShape, Hints, Machine, Microbatches, Recompute, Search, Space,
     StatedError, Workload, is_lookup,
 };
 
 const RANKS: usize = 4;
 const CONTEXT: usize = 256;
 const TOKENS: u64 = 4 * RANKS as u64 * CONTEXT as u64;
-const GPT: Gpt = Gpt { width: 256, heads: 8, layers: 3, context: CONTEXT, vocabulary: 5000 };
+const GPT: GptShape =
+    GptShape { width: 256, heads: 8, layers: 3, context: CONTEXT, vocabulary: 5000 };
 
 fn top(count: usize) -> NonZeroUsize {
     NonZeroUsize::new(count).expect("above 0")

@@ -7,7 +7,7 @@ use hsdp_sharding::{ParamId, WholeMatrix};
 
 use super::options::{EXCHANGES, MuonOptions};
 use crate::error::Error;
-use crate::optimizer::exchange::{Exchange, OnOwner};
+use crate::optimizer::exchange::{MatrixExchange, OnOwner};
 use crate::optimizer::interface::{DeviceRun, Updating, reborrow};
 use crate::optimizer::owner_workspace::OwnerWorkspace;
 use crate::optimizer::rule::RuleExchange;
@@ -52,7 +52,7 @@ pub(super) fn exchange(
 /// Computes the directions of all parts, and waits for nothing.
 fn direct(
     device: &ModelDevice,
-    exchange: &Exchange,
+    exchange: &MatrixExchange,
     options: &dyn Fn(ParamId) -> MuonOptions,
     updating: &Updating<'_>,
     momentum: &mut KindOfState,

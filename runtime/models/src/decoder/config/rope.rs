@@ -77,7 +77,7 @@ pub(in crate::decoder) const THETA: f64 = 10_000.0;
 
 /// Settings beside `rope_parameters`, and their defaults.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Beside {
+pub(super) struct RopeDefaults {
     pub(super) rotation: Rotation,
     pub(super) theta: f64,
     pub(super) head_dim: usize,
@@ -95,7 +95,10 @@ struct FoundRope {
 
 /// Reads the position embeddings. The object that describes them has two names. `rope_theta` and
 /// `partial_rotary_factor` may be in it or beside it.
-pub(super) fn read(keys: &ConfigKeys<'_>, beside: Beside) -> Result<Rope, DecoderConfigError> {
+pub(super) fn read(
+    keys: &ConfigKeys<'_>,
+    beside: RopeDefaults,
+) -> Result<Rope, DecoderConfigError> {
     let theta = if keys.has("rope_theta") { Some(keys.or("rope_theta", 0.0)?) } else { None };
     let part: Option<f64> = keys.optional("partial_rotary_factor")?;
     let mut read: Vec<FoundRope> = Vec::new();
@@ -135,7 +138,7 @@ pub(super) fn read(keys: &ConfigKeys<'_>, beside: Beside) -> Result<Rope, Decode
 /// Returns the number of rotated elements in a head.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within a head")]
 #[expect(clippy::cast_precision_loss, reason = "a head is narrow")]
-fn rotated(part: f64, beside: Beside) -> Result<usize, DecoderConfigError> {
+fn rotated(part: f64, beside: RopeDefaults) -> Result<usize, DecoderConfigError> {
     const NAME: &str = "partial_rotary_factor";
     let head_dim = beside.head_dim;
     match beside.rotation {
@@ -157,7 +160,7 @@ fn rotated(part: f64, beside: Beside) -> Result<usize, DecoderConfigError> {
 fn scaling(
     keys: &ConfigKeys<'_>,
     prefix: &str,
-    beside: Beside,
+    beside: RopeDefaults,
 ) -> Result<RopeScaling, DecoderConfigError> {
     let kind: Option<String> = keys.either("rope_type", "type")?;
     let kind = kind.as_deref().unwrap_or("default");

@@ -2,8 +2,8 @@
 
 use hsdp_sharding::UnitId;
 use hsdp_simulator::{
-    AllReduceRow, Collective, Computation, Error, Fit, Machine, Measurements, Processor, Shapes,
-    StepRow, Time, WorkCost, collective_cost, fit, read_all_reduces, read_steps,
+    AllReduceRow, CollectiveKind, Computation, Error, Fit, Machine, Measurements, Processor,
+    Shapes, StepRow, Time, WorkCost, collective_cost, fit, read_all_reduces, read_steps,
 };
 
 pub(crate) const STEPS: &str = include_str!("../../a100_node_steps.csv");
@@ -45,7 +45,7 @@ pub(crate) fn a100_with_links() -> Fit {
 fn reduction(machine: &Machine, members: usize, bytes: u64) -> Result<Time, Error> {
     let mesh = format!("{members}x1").parse()?;
     let world = Shapes::new(mesh, machine)?.world();
-    Ok(collective_cost(machine, &world, Collective::AllReduce, bytes).time)
+    Ok(collective_cost(machine, &world, CollectiveKind::AllReduce, bytes).time)
 }
 
 impl Measured {

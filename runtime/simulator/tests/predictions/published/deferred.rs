@@ -8,11 +8,12 @@
 use std::sync::Arc;
 
 use hsdp_sharding::{Accumulation, DType, Mesh, Offload, Plan, PlanOptions};
-use hsdp_simulator::{Batch, Gpt, Machine, Microbatches, Recompute, Workload};
+use hsdp_simulator::{Batch, GptShape, Machine, Microbatches, Recompute, Workload};
 
 use super::{BANDWIDTH, EFFICIENCY, gigabits, scale, seconds};
 
-const MODEL: Gpt = Gpt { width: 4096, heads: 32, layers: 38, context: 512, vocabulary: 32_000 };
+const MODEL: GptShape =
+    GptShape { width: 4096, heads: 32, layers: 38, context: 512, vocabulary: 32_000 };
 /// Seconds of a step with one microbatch, and with four: 54.3, 54.3 and 54.9 in three steps.
 const MEASURED: [f64; 2] = [22.2, 54.5];
 /// The same on other machines of that kind, where each microbatch was reduced among the replicas: issue 161.

@@ -7,11 +7,12 @@
 use std::sync::Arc;
 
 use hsdp_sharding::{Accumulation, DType, Mesh, Offload, Plan, PlanOptions};
-use hsdp_simulator::{Batch, Gpt, Machine, Microbatches, Recompute, Workload};
+use hsdp_simulator::{Batch, GptShape, Machine, Microbatches, Recompute, Workload};
 
 use super::{BANDWIDTH, EFFICIENCY, gigabits, scale, seconds};
 
-const MODEL: Gpt = Gpt { width: 2048, heads: 32, layers: 34, context: 2048, vocabulary: 50_272 };
+const MODEL: GptShape =
+    GptShape { width: 2048, heads: 32, layers: 34, context: 2048, vocabulary: 50_272 };
 const SEQUENCES: usize = 16;
 const MICROBATCHES: usize = 16;
 /// Cards of a machine.

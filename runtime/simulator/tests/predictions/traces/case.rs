@@ -6,15 +6,15 @@ use std::sync::Arc;
 use hsdp_flight::Stage;
 use hsdp_sharding::{Accumulation, Mesh, ModelSpec, Param, Plan, PlanOptions, Rank, Unit};
 use hsdp_simulator::{
-    Costs, Data, LossScale, Members, Microbatches, Operation, OperationCost, Order, Orders,
-    Placement, Step, Time, Traces, Work, WorkCost,
+    Costs, DataPresence, LossScale, Members, Microbatches, ModelPlacement, OperationCost, Order,
+    Orders, RankStep, StepOperation, Time, Traces, Work, WorkCost,
 };
 
 /// A step, and the costs of its actions in some unit of time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Case {
     pub(crate) mesh: [usize; 2],
-    pub(crate) placement: Placement,
+    pub(crate) placement: ModelPlacement,
     pub(crate) accumulation: Accumulation,
     pub(crate) microbatches: Microbatches,
     pub(crate) loss_scale: LossScale,
@@ -27,7 +27,7 @@ pub(crate) struct Case {
 /// The step of most tests.
 pub(crate) const CASE: Case = Case {
     mesh: [2, 2],
-    placement: Placement::Device,
+    placement: ModelPlacement::Device,
     accumulation: Accumulation::ReduceScatter,
     microbatches: Microbatches::Given(3),
     loss_scale: LossScale::Fixed,
@@ -88,8 +88,8 @@ impl Case {
         let plan = Arc::new(Plan::new(spec.clone(), mesh, options).expect("a plan"));
         let Self { microbatches, placement, loss_scale, .. } = self;
         let order =
-            |data| (data, Order::of(&plan, Step { microbatches, placement, data, loss_scale }));
-        let of = BTreeMap::from([Data::Present, Data::Absent].map(order));
+            |data| (data, Order::of(&plan, RankStep { microbatches, placement, data, loss_scale }));
+        let of = BTreeMap::from([DataPresence::Present, DataPresence::Absent].map(order));
         let absent = self.absent.into_iter().map(Rank::new).collect();
         let orders = Orders { mesh, placement, of, absent };
         Prepared { orders, spec, costs: CaseCosts { case: self, mesh } }
@@ -116,7 +116,7 @@ impl Costs for CaseCosts {
         }
     }
 
-    fn operation(&self, operation: &Operation, shape: usize) -> OperationCost {
+    fn operation(&self, operation: &StepOperation, shape: usize) -> OperationCost {
         let Given { gather, reduce, all_reduce, exchange, call, .. } = self.case.costs;
         let unit = operation.unit.map_or(1, |unit| 1 + unit.index() as u64);
         let link = match operation.stage {
@@ -139,8 +139,8 @@ impl Costs for CaseCosts {
         };
         let time = self.time(computation * multiple);
         match self.case.placement {
-            Placement::Host => WorkCost { host: time, device: Time::ZERO },
-            Placement::Device => WorkCost { host: self.time(launch), device: time },
+            ModelPlacement::Host => WorkCost { host: time, device: Time::ZERO },
+            ModelPlacement::Device => WorkCost { host: self.time(launch), device: time },
         }
     }
 }

@@ -5,7 +5,7 @@ use std::io;
 
 use hsdp_flight::Op;
 use hsdp_sharding::{Accumulation, Rank};
-use hsdp_simulator::{Data, LossScale, Microbatches, Placement, simulate};
+use hsdp_simulator::{DataPresence, LossScale, Microbatches, ModelPlacement, simulate};
 use proptest::prelude::*;
 
 use super::case::{CASE, Case, Given, Prepared};
@@ -49,7 +49,7 @@ fn groups_are_rows_and_columns_of_the_mesh() {
         groups.remove(&0);
         groups
     };
-    let of = |mesh| on(mesh, Placement::Device);
+    let of = |mesh| on(mesh, ModelPlacement::Device);
     let expected =
         [(1, vec![0, 1, 2]), (2, vec![3, 4, 5]), (3, vec![0, 3]), (4, vec![1, 4]), (5, vec![2, 5])];
     assert_eq!(of([2, 3]), BTreeMap::from(expected));
@@ -57,7 +57,7 @@ fn groups_are_rows_and_columns_of_the_mesh() {
     assert_eq!(of([2, 1]), BTreeMap::from([(3, vec![0, 1])]));
     assert_eq!(of([1, 1]), BTreeMap::new());
     // In host memory the reductions of a row are a sequence of their own.
-    let host = on([2, 2], Placement::Host);
+    let host = on([2, 2], ModelPlacement::Host);
     let expected = [
         (1, vec![0, 1]),
         (2, vec![2, 3]),
@@ -152,7 +152,7 @@ fn rounding_does_not_add_up() {
 #[test]
 fn an_operation_that_no_step_has_is_refused() {
     let mut prepared = CASE.prepare();
-    let order = prepared.orders.of.get_mut(&Data::Present).expect("there is one");
+    let order = prepared.orders.of.get_mut(&DataPresence::Present).expect("there is one");
     order.blocks[0].operations[0].op = Op::Permute;
     let refused = prepared.traces().write_chakra(Rank::new(0), &mut Vec::new());
     let refused = refused.expect_err("it is refused");
@@ -170,10 +170,10 @@ fn a_sink_that_is_full_ends_the_file() {
 /// Whether the graph says all that the simulator knows: ranks do not ask each other between microbatches, and no thread waits to see
 /// which reduce-scatters are complete.
 fn is_exact(case: &Case) -> bool {
-    let asks = case.placement == Placement::Host
+    let asks = case.placement == ModelPlacement::Host
         && case.mesh[0] > 1
         && case.accumulation != Accumulation::Every;
-    let in_stream = case.placement == Placement::Device
+    let in_stream = case.placement == ModelPlacement::Device
         && (case.loss_scale == LossScale::Dynamic
             || matches!(case.microbatches, Microbatches::Asked(_)));
     !asks && !in_stream
@@ -203,15 +203,15 @@ fn check(case: Case) -> Result<(), TestCaseError> {
     let step = simulate(&prepared.orders, &prepared.costs).expect("it ends").step;
     if is_exact(&case) {
         prop_assert_eq!(time * MICROSECOND, step.picoseconds());
-    } else if case.placement == Placement::Device {
+    } else if case.placement == ModelPlacement::Device {
         prop_assert!(time * MICROSECOND >= step.picoseconds());
     }
     match case.placement {
-        Placement::Device => prop_assert_eq!(one, Some(time)),
-        Placement::Host if case.absent.is_none() => {
+        ModelPlacement::Device => prop_assert_eq!(one, Some(time)),
+        ModelPlacement::Host if case.absent.is_none() => {
             prop_assert!(one.is_some_and(|one| one >= time))
         }
-        Placement::Host => {}
+        ModelPlacement::Host => {}
     }
     Ok(())
 }
@@ -225,7 +225,7 @@ prop_compose! {
     ) -> Case {
         Case {
             mesh,
-            placement: if on_device { Placement::Device } else { Placement::Host },
+            placement: if on_device { ModelPlacement::Device } else { ModelPlacement::Host },
             accumulation: Accumulation::ALL[mode],
             microbatches: if asked { Microbatches::Asked(count) } else { Microbatches::Given(count) },
             loss_scale: if dynamic { LossScale::Dynamic } else { LossScale::Fixed },

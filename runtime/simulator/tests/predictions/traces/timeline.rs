@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use hsdp_simulator::{Placement, Share, Timing, trace};
+use hsdp_simulator::{ModelPlacement, Share, Timing, trace};
 use serde_json::Value;
 
 use super::case::{CASE, Case, Given};
@@ -82,9 +82,9 @@ fn processes_are_colors_and_threads_are_lanes() {
             .collect::<Vec<_>>()
     };
     let device = ["host", "computation", "exchanges", "collectives"];
-    assert_eq!(of_threads(Placement::Device), device);
+    assert_eq!(of_threads(ModelPlacement::Device), device);
     let host = ["host", "exchanges", "gathers", "reductions", "all-reduces"];
-    assert_eq!(of_threads(Placement::Host), host);
+    assert_eq!(of_threads(ModelPlacement::Host), host);
 }
 
 #[test]
@@ -113,11 +113,11 @@ fn spans_say_what_they_are() {
 /// Of the computation of a rank, each share but the gaps in which a device waits for its host.
 #[test]
 fn spans_of_a_rank_add_up_to_its_shares() {
-    for placement in [Placement::Host, Placement::Device] {
+    for placement in [ModelPlacement::Host, ModelPlacement::Device] {
         let costs = Given { unit: 1_000, ..CASE.costs };
         let (timing, json) = timeline(Case { placement, costs, ..CASE });
         for (rank, color) in timing.ranks.iter().zip(1..) {
-            let tid = if placement == Placement::Host { 1 } else { 2 };
+            let tid = if placement == ModelPlacement::Host { 1 } else { 2 };
             let slices = &threads(&json)[&(color, tid)];
             let all: u64 = slices.iter().map(Slice::duration).sum();
             let picoseconds = |share| rank.shares.of(share).picoseconds();
@@ -137,7 +137,7 @@ fn spans_of_a_rank_add_up_to_its_shares() {
 #[test]
 fn spans_of_a_thread_do_not_overlap() {
     for unit in [1, 7, 333, 1_001, 999_999, 123_456_789] {
-        for placement in [Placement::Host, Placement::Device] {
+        for placement in [ModelPlacement::Host, ModelPlacement::Device] {
             let costs = Given { unit, ..CASE.costs };
             let (_, json) = timeline(Case { placement, costs, ..CASE });
             for (thread, slices) in threads(&json) {
