@@ -17,7 +17,7 @@ use crate::remote::{
 };
 use crate::sync::Mutex;
 use crate::threads::{InBlock, MemberCall, OwnRank, Ticket};
-use crate::{AbortReason, Descriptor, Error};
+use crate::{AbortReason, CallError, Descriptor, Error};
 use hsdp_flight::FlightState;
 
 /// One operation, as this rank takes part in it.
@@ -160,7 +160,7 @@ impl Execution {
         let mut message = message.ok_or_else(|| {
             let Descriptor { op, tag, .. } = *self.actual;
             let what = format!("a message, in {tag}");
-            Error::OutOfMemory { op, rank: self.own.rank, step: tag.step, bytes, what }
+            CallError::OutOfMemory { op, rank: self.own.rank, step: tag.step, bytes, what }
         })?;
         own.pack(self.at(), to, range, message.body_mut());
         Ok(Arc::new(message))

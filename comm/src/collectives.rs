@@ -23,10 +23,11 @@ pub(crate) fn sum_of(counts: &[usize]) -> usize {
 /// group.
 ///
 /// Before anything is issued, every call refuses arguments that are wrong on this member alone
-/// ([`Error::Refused`]), calls that are not allowed ([`Error::Reentrant`], [`Error::Absent`]), and
-/// calls without memory for the output ([`Error::OutOfMemory`]). It returns the error of a step or
-/// world that has ended. [`Pending::wait`] returns the errors that only all members together can
-/// detect.
+/// ([`CallError::Refused`](crate::CallError)), calls that are not allowed
+/// ([`CallError::Reentrant`](crate::CallError), [`CallError::Absent`](crate::CallError)), and calls
+/// without memory for the output ([`CallError::OutOfMemory`](crate::CallError)). It returns the
+/// error of a step or world that has ended. [`Pending::wait`] returns the errors that only all
+/// members together can detect.
 impl Group {
     /// Every member gets the elements of all members, in member order.
     ///
@@ -51,7 +52,7 @@ impl Group {
     /// elements are read.
     ///
     /// # Errors
-    /// [`Error::Refused`] if there is no member `root`.
+    /// [`CallError::Refused`](crate::CallError) if there is no member `root`.
     pub fn broadcast<T: Element>(
         &self,
         tag: Tag,
@@ -72,7 +73,7 @@ impl Group {
     /// `values`: `[n]`; output `[size * n]`.
     ///
     /// # Errors
-    /// [`Error::Refused`] if there is no member `root`.
+    /// [`CallError::Refused`](crate::CallError) if there is no member `root`.
     pub fn gather<T: Element>(
         &self,
         tag: Tag,
@@ -101,8 +102,8 @@ impl Group {
     /// `values`: `[size * count]` on the root, `None` on the others; output `[count]`.
     ///
     /// # Errors
-    /// [`Error::Refused`] if there is no member `root`, or if the root does not pass `size * count`
-    /// elements, or another member passes elements.
+    /// [`CallError::Refused`](crate::CallError) if there is no member `root`, or if the root does
+    /// not pass `size * count` elements, or another member passes elements.
     pub fn scatter<T: Element>(
         &self,
         tag: Tag,
@@ -150,12 +151,13 @@ impl Group {
     /// `values`: `[sum of send_counts]`; output `[sum of receive_counts]`. `send_counts[i]`
     /// elements go to member `i`, `receive_counts[i]` come from it. The two may differ, but the
     /// number that one member sends to another must be the number that the other expects; otherwise
-    /// all members get [`Error::CollectiveMismatch`].
+    /// all members get [`WorldError::Mismatch`](crate::WorldError).
     ///
     /// # Errors
-    /// [`Error::Refused`] if there is not one count for each member, the send counts do not add up
-    /// to the elements, or the two counts of this member for itself differ; [`Error::OutOfMemory`]
-    /// if the receive counts add up to more than memory can hold.
+    /// [`CallError::Refused`](crate::CallError) if there is not one count for each member, the send
+    /// counts do not add up to the elements, or the two counts of this member for itself differ;
+    /// [`CallError::OutOfMemory`](crate::CallError) if the receive counts add up to more than
+    /// memory can hold.
     pub fn all_to_all<T: Element>(
         &self,
         tag: Tag,
@@ -213,8 +215,8 @@ impl Group {
     /// `values`: `[size * n]`; output `[n]`.
     ///
     /// # Errors
-    /// [`Error::Refused`] if the length of `values` is not a multiple of the group's size, or for
-    /// an average of integers.
+    /// [`CallError::Refused`](crate::CallError) if the length of `values` is not a multiple of the
+    /// group's size, or for an average of integers.
     pub fn reduce_scatter<T: Element>(
         &self,
         tag: Tag,
@@ -255,7 +257,7 @@ impl Group {
     /// `values`: `[n]`; output `[n]`, in the same buffer.
     ///
     /// # Errors
-    /// [`Error::Refused`] for an average of integers.
+    /// [`CallError::Refused`](crate::CallError) for an average of integers.
     pub fn all_reduce<T: Element>(
         &self,
         tag: Tag,
@@ -272,7 +274,8 @@ impl Group {
     /// `values`: `[n]`; output `[n]`, in the root's buffer. `root` is an index in the group.
     ///
     /// # Errors
-    /// [`Error::Refused`] if there is no member `root`, or for an average of integers.
+    /// [`CallError::Refused`](crate::CallError) if there is no member `root`, or for an average of
+    /// integers.
     pub fn reduce<T: Element>(
         &self,
         tag: Tag,
@@ -326,7 +329,7 @@ impl Group {
     /// members.
     ///
     /// # Errors
-    /// [`Error::Refused`] if there is no member `destination`.
+    /// [`CallError::Refused`](crate::CallError) if there is no member `destination`.
     pub fn permute<T: Element>(
         &self,
         tag: Tag,
@@ -346,7 +349,7 @@ impl Group {
     /// `values`: `[n]`. A member may send to itself.
     ///
     /// # Errors
-    /// [`Error::Refused`] if there is no member `to`.
+    /// [`CallError::Refused`](crate::CallError) if there is no member `to`.
     pub fn send<T: Element>(
         &self,
         tag: Tag,
@@ -365,8 +368,9 @@ impl Group {
     /// Output `[count]`; the sender must send as many.
     ///
     /// # Errors
-    /// [`Error::Refused`] if there is no member `from`; [`Error::OutOfMemory`] if the rank has no
-    /// peers, and no memory for the output.
+    /// [`CallError::Refused`](crate::CallError) if there is no member `from`;
+    /// [`CallError::OutOfMemory`](crate::CallError) if the rank has no peers, and no memory for the
+    /// output.
     pub fn recv<T: Element>(
         &self,
         tag: Tag,
@@ -419,7 +423,8 @@ impl Group {
     /// `source`: `[n]`; `target`: `[size * n]`.
     ///
     /// # Errors
-    /// As `all_gather`, and [`Error::Refused`] if the target has another length.
+    /// As `all_gather`, and [`CallError::Refused`](crate::CallError) if the target has another
+    /// length.
     pub fn all_gather_into<T: Element>(
         &self,
         tag: Tag,
@@ -435,7 +440,8 @@ impl Group {
     /// `source`: `[size * n]`; `target`: `[n]`.
     ///
     /// # Errors
-    /// As `reduce_scatter`, and [`Error::Refused`] if the target has another length.
+    /// As `reduce_scatter`, and [`CallError::Refused`](crate::CallError) if the target has another
+    /// length.
     pub fn reduce_scatter_into<T: Element>(
         &self,
         tag: Tag,
@@ -469,7 +475,7 @@ impl Group {
     /// `source`: `[n]`; `target`: `[size * n]` on the root, empty on the others.
     ///
     /// # Errors
-    /// As `gather`, and [`Error::Refused`] if the target has another length.
+    /// As `gather`, and [`CallError::Refused`](crate::CallError) if the target has another length.
     pub fn gather_into<T: Element>(
         &self,
         tag: Tag,
@@ -507,7 +513,8 @@ impl Group {
     /// `source`: `[sum of send_counts]`; `target`: `[sum of receive_counts]`.
     ///
     /// # Errors
-    /// As `all_to_all`, and [`Error::Refused`] if the target has another length.
+    /// As `all_to_all`, and [`CallError::Refused`](crate::CallError) if the target has another
+    /// length.
     pub fn all_to_all_into<T: Element>(
         &self,
         tag: Tag,

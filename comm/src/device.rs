@@ -63,7 +63,7 @@ pub struct DeviceReduced {
 /// Where ranks are processes, each issues its part in the call, which returns errors of its rank
 /// alone: the others wait for it, so the step is to be [aborted](crate::World::abort_step). A call
 /// that NCCL refuses ends the world, and a group that is not connected by NCCL is refused
-/// ([`Error::Refused`]). Descriptors are compared by
+/// ([`CallError::Refused`](crate::CallError)). Descriptors are compared by
 /// [`World::compare_operations`](crate::World::compare_operations).
 impl Group {
     /// Gathers a unit: every member's shard is copied into every member's buffer.
@@ -72,8 +72,9 @@ impl Group {
     /// unit's flat index space. The output is `full`, filled.
     ///
     /// # Errors
-    /// [`Error::Refused`] if the layout does not have one shard for each member, or if the shard or
-    /// `full` does not fit the layout, or if they differ in dtype; [`Error::Device`].
+    /// [`CallError::Refused`](crate::CallError) if the layout does not have one shard for each
+    /// member, or if the shard or `full` does not fit the layout, or if they differ in dtype;
+    /// [`Error::Device`].
     pub fn gather_unit_on_device(
         &self,
         tag: Tag,
@@ -102,8 +103,9 @@ impl Group {
     /// zero when the sum replaces the partial, and stays as it is otherwise.
     ///
     /// # Errors
-    /// [`Error::Refused`] if the layout does not have one shard for each member, or if a gradient
-    /// or the partial does not fit the layout, or if the partial is not f32; [`Error::Device`].
+    /// [`CallError::Refused`](crate::CallError) if the layout does not have one shard for each
+    /// member, or if a gradient or the partial does not fit the layout, or if the partial is not
+    /// f32; [`Error::Device`].
     pub fn reduce_unit_on_device(
         &self,
         tag: Tag,
@@ -140,7 +142,7 @@ impl Group {
     /// `values`: `[n]`, f32; output `[n]`, in the same buffer.
     ///
     /// # Errors
-    /// [`Error::Refused`] if they are not f32; [`Error::Device`].
+    /// [`CallError::Refused`](crate::CallError) if they are not f32; [`Error::Device`].
     pub fn all_reduce_scaled_on_device(
         &self,
         tag: Tag,

@@ -13,7 +13,7 @@ use crate::call::Call;
 use crate::fault::{Fault, FaultKind};
 use crate::handle::RankHandle;
 use crate::site::Site;
-use crate::{Counts, Error, Op, Reduction};
+use crate::{CallError, Counts, Error, Op, Reduction};
 
 /// A call after the faults that are due at it.
 pub(crate) struct Injected {
@@ -114,7 +114,8 @@ impl RankHandle {
 
     fn injected(&self, call: &Call, what: &str) -> Error {
         let what = format!("{what}, in {}", call.tag);
-        Error::Injected { op: call.op, rank: self.own.rank, step: self.own.record.step(), what }
+        CallError::Injected { op: call.op, rank: self.own.rank, step: self.own.record.step(), what }
+            .into()
     }
 }
 

@@ -17,7 +17,7 @@ use crate::pattern::Pattern;
 use crate::site::Site;
 use crate::sync::atomic::AtomicUsize;
 use crate::threads::{InBlock, MemberCall, Ticket};
-use crate::{Channel, Descriptor, Error, Group, Op, Pending, Tag};
+use crate::{CallError, Channel, Descriptor, Error, Group, Op, Pending, Tag};
 
 /// The most bytes for which a group of one is done in less time than it takes to note the time:
 /// some ten microseconds.
@@ -89,7 +89,7 @@ impl Group {
         let site = self.pair(ranks, slot);
         let absent = self.absent_at(&site);
         if !absent.is_empty() {
-            return Err(Error::Absent { op: call.op, rank: self.rank(), absent });
+            return Err(CallError::Absent { op: call.op, rank: self.rank(), absent }.into());
         }
         let (described, Some(entry)) = self.enter(&site, call, &mut own)? else {
             return Ok(None);
@@ -131,7 +131,7 @@ impl Group {
         if op == Op::Barrier && !absent.contains(&rank) {
             return Ok(Cow::Owned(self.without(&absent)));
         }
-        Err(Error::Absent { op, rank, absent })
+        Err(CallError::Absent { op, rank, absent }.into())
     }
 
     /// The ranks at the site that have no data, and this rank if it has none; no rank, if the call

@@ -163,7 +163,9 @@ mod world;
 
 pub use self::device::{DeviceAccumulator, DeviceReduced};
 pub use self::environment::{Launched, Launcher};
-pub use self::error::{AbortReason, Error, Mistake, RankFailure, StepFailure};
+pub use self::error::{
+    AbortReason, CallError, Error, Mistake, RankFailure, SetupError, StepFailure, WorldError,
+};
 pub use self::execute::{Accumulator, Contribution, Lent, NonFiniteAt, Reduced};
 pub use self::fault::{Fault, FaultKind, FaultPlace};
 pub use self::group::Group;

@@ -38,8 +38,8 @@ impl World {
     /// of an axis of a mesh do.
     ///
     /// # Errors
-    /// [`Error::CollectiveMismatch`] on all ranks, with the calls of the members of a group about
-    /// the first operation that differs; the errors of any collective.
+    /// [`WorldError::Mismatch`](crate::WorldError) on all ranks, with the calls of the members of a
+    /// group about the first operation that differs; the errors of any collective.
     pub fn compare_operations(&self, groups: &[&Group]) -> Result<(), Error> {
         let rolling = &self.handle().own.record.rolling;
         groups.iter().for_each(|group| rolling.know(group.id()));

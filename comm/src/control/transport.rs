@@ -10,7 +10,7 @@ use super::member::Member;
 use crate::remote::{
     Answer, Buffer, Cause, Loss, Message, Pool, Transport, TransportError, Waker, copied,
 };
-use crate::{Error, sync};
+use crate::{Error, SetupError, sync};
 
 /// The time between two looks at the other ranks.
 const PERIOD: Duration = Duration::from_millis(100);
@@ -93,7 +93,7 @@ impl Transport for ControlTransport {
     }
 
     fn close(&mut self, ended: Option<&Error>) {
-        if matches!(ended, Some(Error::Incomplete { .. })) {
+        if matches!(ended, Some(Error::Setup(SetupError::Incomplete { .. }))) {
             self.member.fail();
         }
         self.member.forget(self.world);

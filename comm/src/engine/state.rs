@@ -9,7 +9,7 @@ use super::judge::{MemberWait, RankState, Wait};
 use super::operation::{Gatherings, Operation};
 use super::rank::{Record, Status};
 use crate::options::WorldOptions;
-use crate::{AbortReason, Error};
+use crate::{AbortReason, Error, WorldError};
 
 /// The state of a world that its ranks share.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ impl WorldState {
     pub(crate) fn ended_by(&self, rank: Rank, reason: AbortReason) -> Error {
         let record = self.records.get(rank.index());
         let (step, operation) = record.map_or((0, None), |it| (it.step(), it.last()));
-        Error::WorldAborted { rank, step, operation, reason }
+        WorldError::Aborted { rank, step, operation, reason }.into()
     }
 
     /// Ends the world for the ranks of this process, and with it operations that miss members, and

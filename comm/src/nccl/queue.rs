@@ -16,7 +16,7 @@ use crate::remote::{CallNumber, CallShape, Calls, DeviceCall};
 use crate::rolling::RolledCall;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::threads::OwnRank;
-use crate::{AbortReason, Descriptor, Error, GroupId};
+use crate::{AbortReason, Descriptor, Error, GroupId, WorldError};
 
 /// The most calls of a rank that are not done.
 const MOST: usize = 64;
@@ -285,10 +285,11 @@ fn end_late(own: &OwnRank, awaited: &Arc<Descriptor>, missing: Vec<Rank>) -> Err
     let deadline = own.options().deadline;
     let awaited = Arc::clone(awaited);
     let culprit = missing.first().copied();
-    let reason = AbortReason::Deadline { awaited, deadline, arrived: Vec::new(), missing };
+    let reason =
+        AbortReason::Deadline { awaited, deadline, arrived: [].into(), missing: missing.into() };
     own.core.end(match culprit {
         Some(rank) => own.core.state.ended_by(rank, reason),
-        None => Error::WorkFailed { operation, reason },
+        None => WorldError::WorkFailed { operation, reason }.into(),
     })
 }
 

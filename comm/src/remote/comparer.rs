@@ -14,7 +14,7 @@ use crate::engine::judge::{
 };
 use crate::mismatch::{Mismatch, MismatchRow, Wanted};
 use crate::rolling::{RolledCall, Rolling};
-use crate::{AbortReason, Descriptor, Error, GroupId, sync};
+use crate::{AbortReason, Descriptor, Error, GroupId, WorldError, sync};
 
 /// A message between ranks and the comparer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -79,7 +79,8 @@ pub(super) enum Action {
 /// The longest wait for answers: a rank that is frozen gives none.
 const PATIENCE: Duration = Duration::from_millis(250);
 
-/// The time from one look to the next, but for a deadline: with reports and verdicts, no rank has more than ten messages a second.
+/// The time from one look to the next, but for a deadline: with reports and verdicts, no rank has
+/// more than ten messages a second.
 pub(super) const GAP: Duration = Duration::from_millis(300);
 
 /// The comparer. Each rank has one, and reports go to that of the lowest rank that has not left.
@@ -93,7 +94,8 @@ pub(super) struct Comparer {
     /// The number of looks.
     number: u64,
     began: Option<Instant>,
-    /// Whether ranks know that they differ in calls of NCCL. Never falls back, since that ends the world.
+    /// Whether ranks know that they differ in calls of NCCL. Never falls back, since that ends the
+    /// world.
     pub(super) differs: bool,
     /// The time that the last look took.
     took: Duration,
@@ -124,7 +126,8 @@ enum Next {
     Circle,
     /// Ranks have other numbers of calls of NCCL on a group: their hashes can be compared.
     Hashes(GroupId),
-    /// Ranks differ in a group; or in the call of this index, and in none before it. The world ends.
+    /// Ranks differ in a group; or in the call of this index, and in none before it. The world
+    /// ends.
     Differ(GroupId, Option<u64>),
 }
 
@@ -220,7 +223,8 @@ impl Looking {
         }
     }
 
-    /// A group in which ranks have other numbers of calls, and in which a device waits, or which may differ.
+    /// A group in which ranks have other numbers of calls, and in which a device waits, or which
+    /// may differ.
     fn uneven(&self) -> Option<GroupId> {
         match self.differs {
             true => judge::uneven(&self.look, judge::known(&self.look)),
@@ -245,7 +249,7 @@ impl Looking {
                 let step = state.step;
                 let operation = state.last.clone();
                 let reason = AbortReason::Left { awaited };
-                Some(Error::WorldAborted { rank, step, operation, reason })
+                Some(WorldError::Aborted { rank, step, operation, reason }.into())
             }
             JudgeFinding::Circle(rows) if self.finds_circles => Some(waiting_for_each_other(rows)),
             _ => None,
@@ -275,10 +279,11 @@ impl Looking {
 const NOT_KEPT: &str = "ranks disagree about operations that no rank keeps any more";
 
 fn mismatch(problem: String, rows: Vec<MismatchRow>) -> Error {
-    Error::CollectiveMismatch { table: Arc::new(Mismatch { problem, rows }) }
+    WorldError::Mismatch(Arc::new(Mismatch { problem, rows })).into()
 }
 
-/// The error that says that ranks have made other calls of NCCL: with a row for each rank that knows the group.
+/// The error that says that ranks have made other calls of NCCL: with a row for each rank that
+/// knows the group.
 fn differing(look: &Look, group: GroupId, index: u64) -> Error {
     let known = look.iter().filter_map(|(rank, state)| Some((*rank, state.rolled.get(&group)?)));
     let row = |(rank, it): (Rank, &Rolled)| {
@@ -328,7 +333,8 @@ pub(super) fn rolled(rolling: &Rolling, asked: Hashes) -> BTreeMap<GroupId, Roll
     rolling.kept().into_iter().map(of).collect()
 }
 
-/// The error of ranks that share memory, and differ in calls of NCCL: that which a comparer of their states finds.
+/// The error of ranks that share memory, and differ in calls of NCCL: that which a comparer of
+/// their states finds.
 pub(crate) fn find_difference(records: &[Arc<Record>]) -> Error {
     let mut comparer = Comparer { differs: true, ..Comparer::default() };
     let now = sync::now();

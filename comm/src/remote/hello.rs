@@ -1,4 +1,5 @@
-//! The first messages of ranks that share no memory: settings, which they compare. `REMOTE.md`, "Beginning".
+//! The first messages of ranks that share no memory: settings, which they compare. `REMOTE.md`,
+//! "Beginning".
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -9,9 +10,10 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::alive;
-use crate::{Error, WorldOptions};
+use crate::{Error, SetupError, WorldOptions};
 
-/// The request of a process: a world of `size` ranks, made by all processes of its job. Ranks that are threads are their job.
+/// The request of a process: a world of `size` ranks, made by all processes of its job. Ranks that
+/// are threads are their job.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     pub(crate) size: usize,
@@ -73,17 +75,18 @@ impl Hello {
 /// Whether all say the same: the same answer on all ranks.
 ///
 /// # Errors
-/// [`Error::ConfigMismatch`], of the first rank that differs from rank 0.
+/// [`SetupError::ConfigMismatch`], of the first rank that differs from rank 0.
 pub(crate) fn compare(hellos: &[Hello]) -> Result<(), Error> {
     let Some((first, others)) = hellos.split_first() else { return Ok(()) };
     for (other, hello) in (1..).zip(others) {
         let mut settings = first.settings().into_iter().zip(hello.settings());
         if let Some(((what, expected), (_, found))) = settings.find(|(one, other)| one != other) {
-            return Err(Error::ConfigMismatch {
+            return Err(SetupError::ConfigMismatch {
                 what,
                 ranks: [Rank::new(0), Rank::new(other)],
                 said: [format!("{expected} ({first})"), format!("{found} ({hello})")].into(),
-            });
+            }
+            .into());
         }
     }
     Ok(())
@@ -95,7 +98,7 @@ pub(super) fn incomplete(hellos: &[Option<Hello>], deadline: Duration) -> Error 
         let numbered = (0..).zip(hellos);
         numbered.filter(|(_, it)| it.is_some() == there).map(|(rank, _)| rank).collect()
     };
-    Error::Incomplete { deadline, arrived: ranks(true), missing: ranks(false) }
+    SetupError::Incomplete { deadline, arrived: ranks(true), missing: ranks(false) }.into()
 }
 
 impl fmt::Display for Hello {

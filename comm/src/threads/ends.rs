@@ -9,7 +9,7 @@ use super::work::WorkPanic;
 use crate::engine::judge::{MemberWait, WaitKey};
 use crate::engine::{Arrivals, Attendance, Difference, Operation};
 use crate::mismatch::{Mismatch, MismatchRow, Wanted};
-use crate::{AbortReason, Descriptor, Error};
+use crate::{AbortReason, Descriptor, Error, WorldError};
 
 /// The rank that keeps an operation from ending, if one does; or the rank whose comparer is silent.
 type Judged = Result<Option<Rank>, Rank>;
@@ -32,7 +32,7 @@ impl Core {
     ) -> Error {
         match rank {
             Some(rank) => self.state.ended_by(rank, reason),
-            None => Error::WorkFailed { operation: Arc::clone(operation), reason },
+            None => WorldError::WorkFailed { operation: Arc::clone(operation), reason }.into(),
         }
     }
 
@@ -164,8 +164,7 @@ impl Core {
             },
         };
         let rows = operation.ranks.iter().zip(wanted).map(row).collect();
-        let end =
-            self.end(Error::CollectiveMismatch { table: Arc::new(Mismatch { problem, rows }) });
+        let end = self.end(WorldError::Mismatch(Arc::new(Mismatch { problem, rows })).into());
         self.fail_at_end(operation);
         end
     }
@@ -196,7 +195,12 @@ impl Core {
         };
         let awaited = Arc::clone(descriptor);
         let deadline = self.state.options.deadline;
-        let reason = AbortReason::Deadline { awaited, deadline, arrived, missing };
+        let reason = AbortReason::Deadline {
+            awaited,
+            deadline,
+            arrived: arrived.into(),
+            missing: missing.into(),
+        };
         self.end(self.ended_in_work(culprit, descriptor, reason));
         if working {
             self.fail_at_end(operation);
@@ -239,10 +243,15 @@ impl Core {
         };
         let is_there = |rank: &Rank| Some(*rank) != culprit;
         let members = wait.missing.iter().chain([&rank]).copied();
-        let (arrived, missing) = members.partition(is_there);
+        let (arrived, missing): (Vec<_>, Vec<_>) = members.partition(is_there);
         let awaited = Arc::clone(&wait.operation);
         let deadline = self.state.options.deadline;
-        let reason = AbortReason::Deadline { awaited, deadline, arrived, missing };
+        let reason = AbortReason::Deadline {
+            awaited,
+            deadline,
+            arrived: arrived.into(),
+            missing: missing.into(),
+        };
         self.end(self.ended_in_work(culprit, &wait.operation, reason));
     }
 }

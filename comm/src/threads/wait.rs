@@ -12,7 +12,7 @@ use crate::engine::judge::WaitKey;
 use crate::engine::{Alarm, Clock, Operation, from_now};
 use crate::remote::Urgency;
 use crate::sync::{hint, thread};
-use crate::{Descriptor, Error};
+use crate::{CallError, Descriptor, Error};
 use hsdp_flight::EntryNumber;
 
 /// A member's claim on its output of one operation.
@@ -49,7 +49,7 @@ impl Ticket {
     /// Waits until the operation is settled, by completion, deadline or abort.
     pub(crate) fn wait<O: 'static>(self) -> Result<O, Error> {
         if in_work() {
-            return Err(Error::Reentrant { op: self.descriptor.op, rank: self.own.rank });
+            return Err(CallError::Reentrant { op: self.descriptor.op, rank: self.own.rank }.into());
         }
         if !self.is_settled() {
             self.own.record.flight.wait(self.entry);

@@ -33,7 +33,7 @@ thread_local! {
 
 /// For hsdp: whether this thread is in the work of an operation, in which it reads lent gradients.
 /// There it can issue no operation, and wait for none
-/// ([`Error::Reentrant`](crate::Error::Reentrant)).
+/// ([`CallError::Reentrant`](crate::CallError)).
 #[doc(hidden)]
 #[must_use]
 pub fn in_work() -> bool {

@@ -3,6 +3,7 @@
 //! Whatever the bytes are, an error is the worst that may happen. What is taken is written again with the same bytes, so nothing of it was lost,
 //! and nothing has two forms; and memory is taken for what has come.
 
+use hsdp_comm::WorldError::Aborted;
 use hsdp_comm::fuzzing::{self, Header, Kind};
 use hsdp_comm::{AbortReason, Error};
 use hsdp_kernels::memory::{self, Category, CountingAllocator};
@@ -105,7 +106,9 @@ fn header(kind: Kind, bytes: &[u8]) {
 
 /// An end that is passed on as a text.
 fn is_a_text(error: &Error) -> bool {
-    let Error::WorldAborted { step: 0, operation: None, reason, .. } = error else { return false };
+    let Error::World(Aborted { step: 0, operation: None, reason, .. }) = error else {
+        return false;
+    };
     matches!(reason, AbortReason::Requested { .. })
 }
 

@@ -287,7 +287,7 @@ impl Ranks {
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 fn no_world(error: hsdp::CommError) -> Failure {
     match error {
-        hsdp::CommError::ConfigMismatch { .. } => Failure::input(error),
+        hsdp::CommError::Setup(hsdp::SetupError::ConfigMismatch { .. }) => Failure::input(error),
         error => Failure::work(error).in_training(),
     }
 }

@@ -1,6 +1,7 @@
 //! The comparer of three ranks, without any messages.
 
 use super::*;
+use crate::WorldError::{Aborted, Mismatch};
 use crate::call::barrier_of;
 use crate::engine::judge::{MemberWait, Rolled};
 use crate::{Counts, Descriptor};
@@ -90,9 +91,7 @@ fn ranks_that_wait_for_each_other_end_the_world_after_two_looks() {
     test.now += GAP;
     let question = test.begins();
     let actions = test.answered(question, ring());
-    let [Action::End(Error::CollectiveMismatch { table })] = &actions[..] else {
-        panic!("{actions:?}")
-    };
+    let [Action::End(Error::World(Mismatch(table)))] = &actions[..] else { panic!("{actions:?}") };
     assert_eq!(table.rows.iter().map(|row| row.rank.index()).collect::<Vec<_>>(), [0, 1]);
 }
 
@@ -153,7 +152,7 @@ fn the_last_state_of_a_rank_that_left_is_a_part_of_each_look() {
         last = test.comparer.turn(test.now, there);
         test.now += GAP;
     }
-    let [Action::End(Error::WorldAborted { rank, step: 7, reason, .. })] = &last[..] else {
+    let [Action::End(Error::World(Aborted { rank, step: 7, reason, .. }))] = &last[..] else {
         panic!("{last:?}")
     };
     assert_eq!(*rank, Rank::new(2));
@@ -196,9 +195,7 @@ fn calls_of_nccl_that_differ_are_told_in_a_table_of_the_first() {
     assert_eq!(question.hashes, Hashes::Entry(group, 5), "at once");
     let entry = |entry| called(&[(4, 0), (5, 0)], Some(entry), true);
     let actions = test.answered(question, [entry(1), entry(1), entry(2)]);
-    let [Action::End(Error::CollectiveMismatch { table })] = &actions[..] else {
-        panic!("{actions:?}")
-    };
+    let [Action::End(Error::World(Mismatch(table)))] = &actions[..] else { panic!("{actions:?}") };
     let arrived = [1, 1, 2].map(|entry| Wanted::Arrived(operation(entry)));
     assert_eq!(table.rows.iter().map(|row| row.wanted.clone()).collect::<Vec<_>>(), arrived);
     assert!(

@@ -1,4 +1,5 @@
-//! The comparison with which a world begins: process 0 gets the hello of each process, and sends all of them to each. `REMOTE.md`, "Beginning".
+//! The comparison with which a world begins: process 0 gets the hello of each process, and sends
+//! all of them to each. `REMOTE.md`, "Beginning".
 
 use std::mem;
 use std::time::Duration;
@@ -6,11 +7,11 @@ use std::time::Duration;
 use hsdp_sharding::Rank;
 
 use super::{Endpoint, FIRST_NAP, NAPS};
-use crate::Error;
 use crate::engine::{Alarm, Clock};
 use crate::remote::header;
 use crate::remote::hello::{self, Asked, Hello};
 use crate::remote::message::Kind;
+use crate::{Error, SetupError};
 
 /// The process that compares.
 const FIRST: Rank = Rank::new(0);
@@ -105,7 +106,8 @@ impl Endpoint {
     /// Waits for the hellos of all processes, within the deadline of the world, and compares them.
     ///
     /// # Errors
-    /// [`Error::ConfigMismatch`] on all processes; [`Error::Incomplete`] if some do not come.
+    /// [`SetupError::ConfigMismatch`] on all processes; [`SetupError::Incomplete`] if some do not
+    /// come.
     pub(crate) fn greet(&self, deadline: Duration) -> Result<(), Error> {
         let is_first = self.rank == FIRST;
         let patience = if is_first { deadline } else { deadline.saturating_add(WORD) };
@@ -133,6 +135,6 @@ impl Endpoint {
     fn misses_the_first(&self, deadline: Duration) -> Error {
         let arrived = vec![self.rank.get()];
         let missing = vec![FIRST.get()];
-        Error::Incomplete { deadline, arrived, missing }
+        SetupError::Incomplete { deadline, arrived, missing }.into()
     }
 }

@@ -9,6 +9,7 @@ use std::{panic, thread};
 use hsdp_sharding::Rank;
 
 use super::*;
+use crate::WorldError::Aborted;
 use crate::call::barrier_of;
 use crate::engine::from_now;
 use crate::remote::buffer::Buffer;
@@ -21,7 +22,8 @@ use crate::{AbortReason, Channel, Counts, GroupId, Op, Pending, Tag, World, Worl
 #[derive(Default)]
 struct Silent {
     under_way: usize,
-    /// The reports of the transport: a rank that it has lost, and the rank that forwards all messages and does not answer.
+    /// The reports of the transport: a rank that it has lost, and the rank that forwards all
+    /// messages and does not answer.
     lost: Option<Loss>,
     silent: Option<Loss>,
     /// There as long as this is.
@@ -61,7 +63,7 @@ fn end_after_turns(core: &Core, endpoint: &Endpoint) -> (Rank, AbortReason) {
     let until = from_now(Duration::from_secs(30));
     while Instant::now() < until {
         let _ = endpoint.hear();
-        if let Some(Error::WorldAborted { rank, reason, .. }) = core.state.status.world_end() {
+        if let Some(Error::World(Aborted { rank, reason, .. })) = core.state.status.world_end() {
             return (rank, reason);
         }
         thread::yield_now();
@@ -237,8 +239,8 @@ fn a_rank_whose_connection_has_ended_is_unreachable_unless_its_process_is_known_
 fn late(core: &Core) -> Error {
     let ranks = [0, 1, 2].map(Rank::new);
     let awaited = barrier_of(GroupId::of(&ranks, Channel::User));
-    let arrived = vec![Rank::new(0)];
-    let missing = vec![Rank::new(1), Rank::new(2)];
+    let arrived = [Rank::new(0)].into();
+    let missing = [Rank::new(1), Rank::new(2)].into();
     let deadline = Duration::from_secs(1);
     let reason = AbortReason::Deadline { awaited: Arc::new(awaited), deadline, arrived, missing };
     core.state.ended_by(Rank::new(1), reason)
@@ -258,7 +260,8 @@ fn no_rank_is_late_while_its_messages_may_wait_in_a_silent_process() {
     assert_eq!(core.state.status.world_end(), None, "messages pass, and a rank may be late");
 }
 
-/// As if the process that forwards all messages were stopped until this rank asks it: nothing arrives before.
+/// As if the process that forwards all messages were stopped until this rank asks it: nothing
+/// arrives before.
 struct Stopped {
     other: Box<dyn Transport>,
     came: VecDeque<(Rank, Buffer)>,
@@ -279,7 +282,8 @@ impl Transport for Stopped {
         self.other.under_way()
     }
 
-    /// Answers when it has the messages that the test waits for: the hello of the other rank, and its part in the operation.
+    /// Answers when it has the messages that the test waits for: the hello of the other rank, and
+    /// its part in the operation.
     fn forwarder(&mut self) -> Answer {
         self.came.extend(self.other.receive().expect("a wire"));
         self.has_answered |= self.came.len() >= 2;

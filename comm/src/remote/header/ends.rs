@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::super::message::MOST_STATEMENT;
 use super::{bytes, read};
 use crate::mismatch::Mismatch;
-use crate::{AbortReason, Descriptor, Error, Mistake};
+use crate::{AbortReason, Descriptor, Error, Mistake, WorldError};
 
 /// The end of the world or of a step.
 #[derive(Debug, Serialize, Deserialize)]
@@ -47,14 +47,16 @@ pub(in crate::remote) fn end_of(bytes: &[u8]) -> Result<(u64, Error), String> {
 impl End {
     pub(in crate::remote) fn of(error: &Error, own: Rank) -> Self {
         match error.clone() {
-            Error::CollectiveMismatch { table } => Self::Mismatch(table),
+            Error::World(WorldError::Mismatch(table)) => Self::Mismatch(table),
             Error::StepAborted { rank, step, reason, mistake } => {
                 Self::Step(rank, step, reason, mistake)
             }
-            Error::WorldAborted { rank, step, operation, reason } => {
+            Error::World(WorldError::Aborted { rank, step, operation, reason }) => {
                 Self::World(rank, step, operation, reason)
             }
-            Error::WorkFailed { operation, reason } => Self::Work(operation, reason),
+            Error::World(WorldError::WorkFailed { operation, reason }) => {
+                Self::Work(operation, reason)
+            }
             other => Self::Other(own, other.to_string().into()),
         }
     }
@@ -62,19 +64,20 @@ impl End {
 
 impl From<End> for Error {
     fn from(end: End) -> Self {
-        match end {
-            End::Mismatch(table) => Self::CollectiveMismatch { table },
+        let end = match end {
             End::Step(rank, step, reason, mistake) => {
-                Self::StepAborted { rank, step, reason, mistake }
+                return Self::StepAborted { rank, step, reason, mistake };
             }
+            End::Mismatch(table) => WorldError::Mismatch(table),
             End::World(rank, step, operation, reason) => {
-                Self::WorldAborted { rank, step, operation, reason }
+                WorldError::Aborted { rank, step, operation, reason }
             }
-            End::Work(operation, reason) => Self::WorkFailed { operation, reason },
+            End::Work(operation, reason) => WorldError::WorkFailed { operation, reason },
             End::Other(rank, reason) => {
                 let reason = AbortReason::Requested { reason };
-                Self::WorldAborted { rank, step: 0, operation: None, reason }
+                WorldError::Aborted { rank, step: 0, operation: None, reason }
             }
-        }
+        };
+        Self::World(end)
     }
 }
