@@ -1,5 +1,5 @@
-//! The decisions of the coordinator: which ranks have joined, are silent, are lost or have left, and which messages
-//! members get. No I/O, no thread and no clock: the caller passes the time.
+//! The decisions of the coordinator: which ranks have joined, are silent, are lost or have left,
+//! and which messages members get. No I/O, no thread and no clock: the caller passes the time.
 //!
 //! CONTROL.md, "Rendezvous", "Messages" and "States of a rank".
 
@@ -15,14 +15,14 @@ use self::places::Places;
 use crate::deadlines::Wakefulness;
 use crate::limits::cut;
 use crate::wire::{Body, FromCoordinator, FromMember, Hello, Message as _, PROTOCOL};
-use crate::{ControlError, Deadlines, Loss, Member, State, Subject, Terms};
+use crate::{Deadlines, Loss, Member, RendezvousError, State, Subject, Terms};
 
 /// The phase of the rendezvous. It changes once.
 #[derive(Debug)]
 enum Phase {
     Gathering { since: Instant },
     Begun,
-    Failed { why: ControlError, untold: BTreeSet<Rank> },
+    Failed { why: RendezvousError, untold: BTreeSet<Rank> },
 }
 
 /// The coordinator, without its connections.
@@ -56,7 +56,7 @@ impl Coordinator {
         hello: &Hello,
         from: SocketAddr,
         now: Instant,
-    ) -> Result<Rank, ControlError> {
+    ) -> Result<Rank, RendezvousError> {
         let Hello { rank, host, pid, world, .. } = hello;
         let rank = Rank::new(*rank as usize);
         let member = Member { rank, host: host.as_str().into(), pid: *pid, from };
@@ -73,7 +73,7 @@ impl Coordinator {
             return Err(failure);
         }
         if let Some(first) = self.places.holder(rank) {
-            return Err(ControlError::DuplicateRank { first: first.clone(), second: member });
+            return Err(RendezvousError::DuplicateRank { first: first.clone(), second: member });
         }
         self.places.take(member, now);
         self.send(rank, FromCoordinator::Beat);
@@ -157,7 +157,8 @@ impl Coordinator {
                 for rank in self.places.heard(silent(most)) {
                     self.gone(rank, Loss::Silent, &format!("silent for {most:?}"));
                 }
-                // A member that still hears of the coordinator gets the reason, and does not take the coordinator for silent.
+                // A member that still hears of the coordinator gets the reason, and does not take
+                // the coordinator for silent.
                 for rank in self.places.heard(silent(most / 2)) {
                     self.send(rank, FromCoordinator::Beat);
                 }
@@ -192,21 +193,21 @@ impl Coordinator {
     }
 
     /// Fails the rendezvous. All ranks of `world` get the failure when they come.
-    fn fail(&mut self, failure: ControlError, world: u32) {
+    fn fail(&mut self, failure: RendezvousError, world: u32) {
         self.tell_all(&FromCoordinator::Failed(failure.clone()));
         let all = (0..world as usize).map(Rank::new);
         let untold = all.filter(|rank| self.places.holder(*rank).is_none()).collect();
         self.phase = Phase::Failed { why: failure, untold };
     }
 
-    fn incomplete(&self) -> ControlError {
+    fn incomplete(&self) -> RendezvousError {
         let missing = self.places.missing();
         let came = self.places.there();
-        ControlError::Incomplete { after: self.deadlines.rendezvous, missing, came }
+        RendezvousError::Incomplete { after: self.deadlines.rendezvous, missing, came }
     }
 
     /// The first setting in which a member differs.
-    fn difference(&self, hello: &Hello, member: &Member) -> Option<ControlError> {
+    fn difference(&self, hello: &Hello, member: &Member) -> Option<RendezvousError> {
         let Terms { world, build, config } = &self.terms;
         let digest = |config: u64| format!("{config:#018x}");
         let settings = [
@@ -218,7 +219,7 @@ impl Coordinator {
         let mut settings = settings.into_iter();
         let (what, found, expected) = settings.find(|(_, found, expected)| found != expected)?;
         let member = member.clone();
-        Some(ControlError::ConfigMismatch { what, member, found, expected })
+        Some(RendezvousError::ConfigMismatch { what, member, found, expected })
     }
 
     fn change(&mut self, rank: Rank, state: State) {

@@ -1,4 +1,5 @@
-//! Joining: a process connects to its coordinator, both prove that they know the secret, and all ranks meet.
+//! Joining: a process connects to its coordinator, both prove that they know the secret, and all
+//! ranks meet.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, mpsc as std_mpsc};
@@ -18,23 +19,24 @@ use crate::pauses::Pauses;
 use crate::proof::{COORDINATOR, MEMBER, Transcript, nonce};
 use crate::status::Shared;
 use crate::wire::{self, Frame, FromCoordinator, Hello, Kind, PROTOCOL, Proof, Refusal};
-use crate::{ControlError, Deadlines, Ends, Job, Loss, Membership, Options};
+use crate::{
+    ArgumentError, ConnectionError, ControlError, Deadlines, Ends, Job, JoinError, Loss,
+    Membership, Options,
+};
 
 impl Membership {
-    /// Joins a world as `rank`, and waits until all ranks have joined. The coordinator may start later than this process.
-    /// **Collective.**
+    /// Joins a world as `rank`, and waits until all ranks have joined. The coordinator may start
+    /// later than this process. **Collective.**
     ///
     /// # Errors
-    /// The same on all ranks that join: [`ControlError::Incomplete`], [`ControlError::ConfigMismatch`]. On this rank alone:
-    /// [`ControlError::DuplicateRank`], [`ControlError::OtherJob`], [`ControlError::Secret`], [`ControlError::Refused`],
-    /// [`ControlError::Unreachable`], [`ControlError::CoordinatorLost`], [`ControlError::BadMessage`], [`ControlError::DeclaredLost`],
-    /// [`ControlError::NoSuchRank`], [`ControlError::World`], [`ControlError::TooLong`], [`ControlError::Deadline`],
+    /// [`RendezvousError`](crate::RendezvousError), the same on all ranks that join but for
+    /// `DuplicateRank`. On this rank alone: [`JoinError`], [`ConnectionError`], [`ArgumentError`],
     /// [`ControlError::System`].
     pub fn join(rank: Rank, options: Options) -> Result<Self, ControlError> {
         options.check()?;
         let world = options.terms.world;
         if rank.get() >= world {
-            return Err(ControlError::NoSuchRank { rank, world });
+            return Err(ArgumentError::NoSuchRank { rank, world }.into());
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(ControlError::system("start a member"))?;
@@ -66,7 +68,8 @@ impl Membership {
     }
 }
 
-/// Bytes that the coordinator may send before this process has read them. Smaller windows take a frame of HTTP/2 more for each message.
+/// Bytes that the coordinator may send before this process has read them. Smaller windows take a
+/// frame of HTTP/2 more for each message.
 const WINDOW: u32 = 1 << 20;
 
 /// A process that joins.
@@ -108,7 +111,7 @@ impl Joining {
             if Instant::now() >= until {
                 let ends = self.ends;
                 let after = self.most();
-                return Err(ControlError::Unreachable { ends, after, found });
+                return Err(JoinError::Unreachable { ends, after, found }.into());
             }
         }
     }
@@ -140,7 +143,7 @@ impl Joining {
         if !transcript.is_proved(secret, &COORDINATOR, &challenge.proof) {
             let server = self.ends.server;
             let job = self.options.job.clone();
-            return Err(Miss::Never(ControlError::Secret { server, job }));
+            return Err(Miss::Never(JoinError::Secret { server, job }.into()));
         }
         send(&out, Kind::Proof(Proof { proof: transcript.proof(secret, &MEMBER) })).await?;
         let sent = transcript.macs(secret, &MEMBER);
@@ -150,12 +153,13 @@ impl Joining {
             kind => received.receive(Ok(Some(kind.into()))),
         };
         match first.map_err(|(_, problem)| Miss::Again(problem))? {
-            FromCoordinator::Failed(failure) => Err(Miss::Never(failure)),
+            FromCoordinator::Failed(failure) => Err(Miss::Never(failure.into())),
             _ => Ok(Stream { frames, out, sent, received }),
         }
     }
 
-    /// Reads one of the messages that arrive until all ranks have joined. The last one has the intervals of the coordinator.
+    /// Reads one of the messages that arrive until all ranks have joined. The last one has the
+    /// intervals of the coordinator.
     async fn read(&self, stream: &mut Stream) -> Result<Option<(Duration, u32)>, ControlError> {
         let message = stream.next().await.map_err(|(loss, problem)| {
             let early = if loss == Loss::Ended { " before all ranks had joined" } else { "" };
@@ -163,8 +167,10 @@ impl Joining {
         });
         match message? {
             FromCoordinator::Welcome { beat, lost } => Ok(Some((beat, lost))),
-            FromCoordinator::Failed(failure) => Err(failure),
-            FromCoordinator::Ended(why) => Err(ControlError::DeclaredLost { ends: self.ends, why }),
+            FromCoordinator::Failed(failure) => Err(failure.into()),
+            FromCoordinator::Ended(why) => {
+                Err(ConnectionError::DeclaredLost { ends: self.ends, why }.into())
+            }
             _ => Ok(None),
         }
     }
@@ -190,8 +196,8 @@ impl Joining {
         let wanted = self.options.job.clone();
         let found = refusal.job.map(|name| Job { name, start: refusal.start });
         Miss::Never(match found {
-            Some(found) => ControlError::OtherJob { server: ends.server, wanted, found },
-            None => ControlError::Refused { ends, reason: refusal.reason },
+            Some(found) => JoinError::OtherJob { server: ends.server, wanted, found }.into(),
+            None => JoinError::Refused { ends, reason: refusal.reason }.into(),
         })
     }
 }

@@ -26,12 +26,13 @@ use self::open_files::check_open_files;
 use self::session::Session;
 use crate::coordinator::Coordinator;
 use crate::limits::{KEEP_ALIVE, most_unauthenticated};
-use crate::{ControlError, Options, wire};
+use crate::{ControlError, Options, ServerError, wire};
 
 /// The time for the delivery of the last messages when the coordinator ends.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The coordinator of a job, on a thread of its own. When it is dropped, members get [`ControlError::CoordinatorLost`].
+/// The coordinator of a job, on a thread of its own. When it is dropped, members get
+/// [`ConnectionError::CoordinatorLost`](crate::ConnectionError).
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
@@ -44,9 +45,12 @@ impl Server {
     /// Starts the coordinator: it listens, and waits for all ranks.
     ///
     /// # Errors
-    /// [`ControlError::Bind`] if the address is in use, not this machine's, or stands for all addresses;
-    /// [`ControlError::Descriptors`] if the process may not have enough open files; [`ControlError::System`] if its
-    /// thread cannot be started; [`ControlError::World`], [`ControlError::TooLong`], [`ControlError::Deadline`].
+    /// [`ServerError::Bind`] if the address is in use, not this machine's, or stands for all
+    /// addresses; [`ServerError::Descriptors`] if the process may not have enough open files;
+    /// [`ControlError::System`] if its thread cannot be started;
+    /// [`ArgumentError::World`](crate::ArgumentError),
+    /// [`ArgumentError::TooLong`](crate::ArgumentError),
+    /// [`ArgumentError::Deadline`](crate::ArgumentError).
     pub fn start(options: Options) -> Result<Self, ControlError> {
         options.check()?;
         check_open_files(options.terms.world)?;
@@ -69,20 +73,23 @@ impl Server {
         self.address
     }
 
-    /// Waits until every member has left or is lost, for at most `within`, and ends the coordinator.
+    /// Waits until every member has left or is lost, for at most `within`, and ends the
+    /// coordinator.
     ///
     /// # Errors
-    /// [`ControlError::StillThere`] with the members that are still connected. The coordinator has ended then, too.
+    /// [`ServerError::StillThere`] with the members that are still connected. The coordinator has
+    /// ended then, too.
     pub fn finish(self, within: Duration) -> Result<(), ControlError> {
         let there = self.members.wait_while(within, |coordinator| !coordinator.there().is_empty());
         if there.is_empty() {
             Ok(())
         } else {
-            Err(ControlError::StillThere { after: within, there })
+            Err(ServerError::StillThere { after: within, there }.into())
         }
     }
 
-    /// If the ranks differ, waits until all of them have joined and got that error, for at most `within`.
+    /// If the ranks differ, waits until all of them have joined and got that error, for at most
+    /// `within`.
     pub(crate) fn tell_difference(&self, within: Duration) {
         self.members.wait_while(within, Coordinator::is_still_to_tell);
     }
@@ -99,7 +106,7 @@ impl Drop for Server {
 }
 
 fn listen(address: SocketAddr, runtime: &Runtime) -> Result<TcpListener, ControlError> {
-    let refused = |problem| ControlError::Bind { address, problem };
+    let refused = |problem| ControlError::from(ServerError::Bind { address, problem });
     if address.ip().is_unspecified() {
         return Err(refused("it stands for all addresses".to_owned()));
     }

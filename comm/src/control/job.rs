@@ -32,7 +32,7 @@ impl Job {
     /// **Collective**: all processes of the job call it, within the deadline.
     ///
     /// # Errors
-    /// [`ControlError::Incomplete`] if a process does not join in time; the errors of
+    /// [`RendezvousError::Incomplete`](hsdp_control::RendezvousError) if a process does not join in time; the errors of
     /// [`Bootstrap::from_env`] and [`Bootstrap::join`].
     pub fn from_env(deadline: Duration) -> Result<Self, ControlError> {
         let mut bootstrap = Bootstrap::from_env()?;

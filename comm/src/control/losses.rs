@@ -1,6 +1,6 @@
 //! The losses that the control plane reports, and the ranks at fault. `control/CONTROL.md`, "Reasons of a loss".
 
-use hsdp_control::{ControlError, Loss as Kind, State, Status};
+use hsdp_control::{ConnectionError, Loss as Kind, State, Status};
 use hsdp_sharding::Rank;
 
 use crate::remote::{Cause, Loss};
@@ -22,11 +22,11 @@ pub(super) fn losses_of(status: &Status) -> Vec<Loss> {
 }
 
 /// The loss for which rank `own` reaches no other rank.
-pub(super) fn end_of(own: Rank, error: &ControlError) -> Loss {
+pub(super) fn end_of(own: Rank, error: &ConnectionError) -> Loss {
     let text = error.to_string();
     let (rank, cause) = match error {
-        ControlError::CoordinatorLost { .. } => (COORDINATOR, Cause::Ended(text)),
-        ControlError::CutOff { .. } => (COORDINATOR, Cause::Unreachable(text)),
+        ConnectionError::CoordinatorLost { .. } => (COORDINATOR, Cause::Ended(text)),
+        ConnectionError::CutOff { .. } => (COORDINATOR, Cause::Unreachable(text)),
         _ => (own, Cause::Unreachable(text)),
     };
     Loss { rank, cause }

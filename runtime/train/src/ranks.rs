@@ -306,10 +306,14 @@ fn by_mpi(_: Duration) -> Result<JoinedRanks, Failure> {
 
 #[cfg(feature = "nccl")]
 fn by_nccl(deadline: Duration) -> Result<JoinedRanks, Failure> {
+    use hsdp::control::ArgumentError::Environment;
     use hsdp::control::ControlError;
+
     let joined = control::Job::from_env(deadline);
     joined.map(JoinedRanks::Nccl).map_err(|error| match error {
-        ControlError::Environment { .. } => Failure::input(format!("--comm nccl: {error}")),
+        ControlError::Argument(Environment { .. }) => {
+            Failure::input(format!("--comm nccl: {error}"))
+        }
         error => Failure::work(error).in_training(),
     })
 }

@@ -1,4 +1,5 @@
-//! The state that all connections share: the coordinator's decisions, and a queue of messages for each member.
+//! The state that all connections share: the coordinator's decisions, and a queue of messages for
+//! each member.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +13,7 @@ use super::accept::Connection;
 use crate::coordinator::Coordinator;
 use crate::limits::most_waiting;
 use crate::wire::{FromCoordinator, Hello};
-use crate::{ControlError, Loss, Options};
+use crate::{Loss, Options, RendezvousError};
 
 /// The words for a member that is lost because it does not read.
 pub(crate) const UNREAD: &str = "it does not read its messages";
@@ -51,7 +52,7 @@ impl Members {
         &self,
         hello: &Hello,
         connection: &Connection,
-    ) -> Result<(Rank, mpsc::Receiver<FromCoordinator>), ControlError> {
+    ) -> Result<(Rank, mpsc::Receiver<FromCoordinator>), RendezvousError> {
         self.with(|state| {
             let rank = state.coordinator.arrive(hello, connection.from, Instant::now())?;
             connection.authenticated();
@@ -88,7 +89,8 @@ impl Members {
 }
 
 impl State {
-    /// Puts messages into the queues of their members. A member whose queue is full is lost, which makes more messages.
+    /// Puts messages into the queues of their members. A member whose queue is full is lost, which
+    /// makes more messages.
     fn deliver(&mut self) {
         loop {
             let messages = self.coordinator.take_outgoing();

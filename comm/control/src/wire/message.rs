@@ -10,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{Malformed, TAG};
 use crate::limits::{MOST_MESSAGE, short};
-use crate::{ControlError, Deadlines, Loss, State};
+use crate::{Deadlines, Loss, RendezvousError, State};
 
 /// A message of one side, and the words for the losses that its receiver observes.
 pub trait Message: Serialize + DeserializeOwned {
@@ -57,7 +57,8 @@ pub trait Message: Serialize + DeserializeOwned {
     }
 }
 
-/// The bytes of a message between members, and their digest. The digest is computed once, for the MACs of all receivers.
+/// The bytes of a message between members, and their digest. The digest is computed once, for the
+/// MACs of all receivers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Body {
     /// The bytes.
@@ -105,7 +106,7 @@ pub enum FromCoordinator {
         lost: u32,
     },
     /// The rendezvous has failed, or the receiver cannot join.
-    Failed(ControlError),
+    Failed(RendezvousError),
     /// The state of a member has changed.
     Changed(Rank, State),
     /// A message of another member, with the number for this one.
