@@ -86,7 +86,7 @@ impl Execution {
     /// Returns the request by which messages of this round go into the slots of the operation.
     fn opening<D: Contribute>(self: &Arc<Self>, operation: &Arc<Operation>) -> Request {
         let execution = Arc::clone(self);
-        let round = (Arc::clone(&self.compared), self.round);
+        let descriptor = Arc::clone(&self.compared);
         let lay = move |operation: &Arc<Operation>, slot, message: DataMessage| {
             let descriptor = Arc::clone(&message.data_header.descriptor);
             let contribution = (None, Some(message));
@@ -94,7 +94,7 @@ impl Execution {
             // An error has ended the world already: this rank hears of it where it waits.
             let _ = execution.own.core.arrive(operation, slot, &descriptor, contribution, assemble);
         };
-        Request::Open(Open::new(Arc::clone(operation), round, Box::new(lay)))
+        Request::Open(Open::new(Arc::clone(operation), descriptor, self.round, Box::new(lay)))
     }
 
     fn at(&self) -> At<'_> {

@@ -29,7 +29,7 @@ impl World {
         let own = self.own_rank()?;
         let id = if self.rank().index() == 0 { UniqueId::new() } else { Ok(UniqueId::NONE) };
         let ids = self.exchange_ids(id)?;
-        let all = self.join(device, ids[0], (self.rank().index(), self.size()))?;
+        let all = self.join(device, ids[0], self.rank().index(), self.size())?;
         let begun = device.stream().map_err(NcclError::from);
         let begun = begun.and_then(|stream| self.handle().nccl.begin(own, all, stream));
         self.agreed(begun)
@@ -115,16 +115,17 @@ impl World {
         let id = if group.index() == 0 { UniqueId::new() } else { Ok(UniqueId::NONE) };
         let ids = self.exchange_ids(id)?;
         let id = ids[group.ranks()[0].index()];
-        self.join(device, id, (group.index(), group.size()))
+        self.join(device, id, group.index(), group.size())
     }
 
     fn join(
         &self,
         device: &Device,
         id: UniqueId,
-        place: (usize, usize),
+        rank: usize,
+        size: usize,
     ) -> Result<Communicator, Error> {
-        self.agreed(Communicator::join(device, id, place, self.patience()))
+        self.agreed(Communicator::join(device, id, rank, size, self.patience()))
     }
 
     /// Half of the world's: a rank that has failed waits for the others, which must have done so by

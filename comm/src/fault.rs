@@ -231,8 +231,10 @@ pub(crate) struct Injector {
 struct FaultProgress {
     /// The faults that have not fired.
     armed: Vec<Fault>,
-    /// The step and the epoch of its last call.
-    step: (u64, u64),
+    /// The step of its last call.
+    step: u64,
+    /// The epoch of its last call.
+    epoch: u64,
     /// Its calls in that step, and in no other epoch.
     calls: u64,
     left: bool,
@@ -257,20 +259,23 @@ impl Injector {
     /// elements.
     pub(crate) fn due(
         &self,
-        step: (u64, u64),
+        step: u64,
+        epoch: u64,
         tag: &Tag,
         gradients: &[Option<Arc<dyn GradientValues>>],
     ) -> Vec<Fault> {
         let has_gradient = gradients.iter().flatten().any(|it| !it.is_empty());
         let mut progress = self.progress.lock();
-        if progress.step != step {
-            (progress.step, progress.calls) = (step, 0);
+        if (progress.step, progress.epoch) != (step, epoch) {
+            progress.step = step;
+            progress.epoch = epoch;
+            progress.calls = 0;
         }
         let number = progress.calls;
         progress.calls += 1;
         let is_due = |fault: &mut Fault| {
             let can_be = has_gradient || !matches!(fault.kind, FaultKind::NonFinite(_));
-            can_be && fault.step == step.0 && is_at(fault, number, tag)
+            can_be && fault.step == step && is_at(fault, number, tag)
         };
         progress.armed.extract_if(.., is_due).collect()
     }

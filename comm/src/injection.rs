@@ -51,8 +51,9 @@ impl RankHandle {
             return Err(self.injected(call, "it left its world, by an injected fault"));
         }
         self.check(call.op)?;
-        let step = (self.own.record.step(), self.own.record.epoch());
-        let due = self.faults.due(step, &call.tag, gradients);
+        let step = self.own.record.step();
+        let epoch = self.own.record.epoch();
+        let due = self.faults.due(step, epoch, &call.tag, gradients);
         for Fault { kind, .. } in due {
             self.commit(kind, site, &mut injected, gradients)?;
         }

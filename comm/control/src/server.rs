@@ -62,7 +62,7 @@ impl Server {
         let members = Arc::new(Members::new(options));
         let served = Arc::clone(&members);
         let thread = thread::Builder::new().name("hsdp-control".to_owned());
-        let thread = thread.spawn(move || serve(&runtime, &served, (listener, stopped)));
+        let thread = thread.spawn(move || serve(&runtime, &served, listener, stopped));
         let thread = thread.map_err(ControlError::system("start the coordinator's thread"))?;
         Ok(Self { address, members, stop: Some(stop), thread: Some(thread) })
     }
@@ -121,7 +121,8 @@ fn listen(address: SocketAddr, runtime: &Runtime) -> Result<TcpListener, Control
 fn serve(
     runtime: &Runtime,
     members: &Arc<Members>,
-    (listener, stopped): (TcpListener, oneshot::Receiver<()>),
+    listener: TcpListener,
+    stopped: oneshot::Receiver<()>,
 ) {
     let Options { terms, deadlines, .. } = &members.options;
     let connections = Connections::new(most_unauthenticated(terms.world), deadlines.handshake);

@@ -85,7 +85,8 @@ impl Member {
 
     pub(super) fn send(
         &self,
-        (world, to): (u32, &[Rank]),
+        world: u32,
+        to: &[Rank],
         message: &Arc<Message>,
     ) -> Result<(), TransportError> {
         let mut mail = self.mail.lock();

@@ -37,7 +37,7 @@ impl ControlTransport {
 
 impl Transport for ControlTransport {
     fn send(&mut self, to: &[Rank], message: &Arc<Message>) -> Result<(), TransportError> {
-        self.member.send((self.world, to), message)
+        self.member.send(self.world, to, message)
     }
 
     fn wake_by(&mut self, waker: Waker) -> bool {

@@ -68,8 +68,9 @@ impl Communicator {
         &self,
         op: Op,
         stream: &Stream,
-        Transfer { from, to: (to, range) }: &Transfer<'_>,
+        transfer: &Transfer<'_>,
     ) -> Result<usize, NcclError> {
+        let Transfer { from, to: (to, range) } = transfer;
         let (source, own) = from.clone().unwrap_or((&**to, range.clone()));
         let ranks = self.size;
         let len = if op == Op::AllGather { own.len() } else { range.len() };

@@ -69,7 +69,8 @@ impl Communicator {
     pub fn join(
         device: &Device,
         id: UniqueId,
-        (rank, size): (usize, usize),
+        rank: usize,
+        size: usize,
         patience: Patience,
     ) -> Result<Self, NcclError> {
         let nccl = load()?;

@@ -138,7 +138,7 @@ impl Connected {
 fn has_lost_a_member(own: &OwnRank, group: GroupId) -> bool {
     let last = own.record.rolling.count(group).checked_sub(1);
     let is_left = |(last, endpoint): (u64, &Arc<Endpoint>)| {
-        endpoint.drains().left_before((group, last)).is_some()
+        endpoint.drains().left_before(group, last).is_some()
     };
     last.zip(own.endpoint()).is_some_and(is_left)
 }

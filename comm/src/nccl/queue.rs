@@ -149,7 +149,11 @@ impl CallQueue {
             let state = self.state.lock();
             (state.left, state.calls.back().map(|it| (it.call.group, it.call.index)))
         };
-        let rank = left.or_else(|| own.endpoint()?.drains().left_before(last?))?;
+        let left_before_last = || {
+            let (group, index) = last?;
+            own.endpoint()?.drains().left_before(group, index)
+        };
+        let rank = left.or_else(left_before_last)?;
         Some(left_before(own, rank, descriptor))
     }
 

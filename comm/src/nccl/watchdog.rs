@@ -108,7 +108,8 @@ impl Watch {
             return;
         }
         let Some(stall) = &mut self.stall else { return };
-        let left = own.endpoint().and_then(|endpoint| endpoint.drains().left_before(stall.call));
+        let (group, index) = stall.call;
+        let left = own.endpoint().and_then(|it| it.drains().left_before(group, index));
         if let Some(left) = left {
             own.core.end(left_before(own, left, &stall.operation));
             return;

@@ -185,8 +185,9 @@ impl Endpoint {
         self.change(|outgoing| {
             if outgoing.stopped_in(epoch).is_none() {
                 let header = end_bytes(epoch, &end, self.rank);
-                let kind = (Kind::Stop, outgoing.exchanged);
-                outgoing.requests.extend(self.message(kind, &header, self.others(0..self.size)));
+                let to = self.others(0..self.size);
+                let stop = self.message(Kind::Stop, outgoing.exchanged, &header, to);
+                outgoing.requests.extend(stop);
                 outgoing.stopped = Some((epoch, end));
             }
         });
@@ -196,7 +197,8 @@ impl Endpoint {
     /// exchanges.
     fn message(
         &self,
-        (kind, exchanged): (Kind, u64),
+        kind: Kind,
+        exchanged: u64,
         header: &[u8],
         to: Vec<Rank>,
     ) -> Option<Request> {
@@ -206,7 +208,7 @@ impl Endpoint {
 
     /// Sends a message without elements. Where there is no memory for it, the deadline of its receivers ends the world.
     fn send(&self, kind: Kind, header: &[u8], to: Vec<Rank>) {
-        let message = self.message((kind, 0), header, to);
+        let message = self.message(kind, 0, header, to);
         message.into_iter().for_each(|message| self.post(message));
     }
 
@@ -261,7 +263,7 @@ impl Endpoint {
             // Also to processes beyond the ranks, which get no contributions: one that still compares would say that this process is gone.
             for (to, exchanged) in [(0..self.size, outgoing.exchanged), (self.size..processes, 0)] {
                 let to = Some(self.others(to)).filter(|to| !to.is_empty());
-                let left = to.and_then(|to| self.message((Kind::Left, exchanged), &state, to));
+                let left = to.and_then(|to| self.message(Kind::Left, exchanged, &state, to));
                 outgoing.requests.extend(left);
             }
         }

@@ -111,7 +111,8 @@ impl Exchanges {
     /// Takes contributions of this rank, or of ranks below it, that it does not [have](Self::has). Returns those that are to be sent on: all
     /// contributions to an earlier exchange, so that those of one rank stay in order; and those to this one, if none is missing.
     pub(super) fn take(&mut self, Batch { key, contributions }: Batch, now: Instant) -> Vec<Batch> {
-        let mut ready: Vec<_> = self.held.range_mut(..key).filter_map(Held::send).collect();
+        let earlier = self.held.range_mut(..key);
+        let mut ready: Vec<_> = earlier.filter_map(|(key, held)| held.send(*key)).collect();
         let none = || Held { since: now, contributions: Vec::new(), ranks: BTreeSet::new() };
         let held = self.held.entry(key).or_insert_with(none);
         if held.contributions.is_empty() {
@@ -120,7 +121,7 @@ impl Exchanges {
         held.ranks.extend(contributions.iter().map(|it| it.rank));
         held.contributions.extend(contributions);
         if held.ranks.len() == self.subtree {
-            ready.extend(Held::send((&key, held)));
+            ready.extend(held.send(key));
         }
         // An exchange of an earlier epoch never completes.
         let subtree = self.subtree;
@@ -133,7 +134,8 @@ impl Exchanges {
     /// The contributions that have waited for long enough.
     pub(super) fn overdue(&mut self, now: Instant) -> Vec<Batch> {
         let overdue = |held: &Held| now.saturating_duration_since(held.since) >= FORWARD_AFTER;
-        self.held.iter_mut().filter(|(_, held)| overdue(held)).filter_map(Held::send).collect()
+        let waited = self.held.iter_mut().filter(|(_, held)| overdue(held));
+        waited.filter_map(|(key, held)| held.send(*key)).collect()
     }
 
     /// Whether contributions are held.
@@ -160,9 +162,9 @@ impl Exchanges {
 
 impl Held {
     /// The contributions that were not sent on.
-    fn send((key, held): (&ExchangeKey, &mut Self)) -> Option<Batch> {
-        let contributions = mem::take(&mut held.contributions);
-        (!contributions.is_empty()).then_some(Batch { key: *key, contributions })
+    fn send(&mut self, key: ExchangeKey) -> Option<Batch> {
+        let contributions = mem::take(&mut self.contributions);
+        (!contributions.is_empty()).then_some(Batch { key, contributions })
     }
 }
 

@@ -112,7 +112,8 @@ impl Mailbox {
 impl Open {
     pub(crate) fn new(
         operation: Arc<Operation>,
-        (descriptor, round): (Arc<Descriptor>, u8),
+        descriptor: Arc<Descriptor>,
+        round: u8,
         lay: Box<Lay>,
     ) -> Self {
         let come = vec![false; operation.ranks.len()];

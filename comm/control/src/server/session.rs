@@ -40,8 +40,14 @@ impl From<Refusal> for Unauthenticated {
     }
 }
 
-/// The hello of a member that has authenticated, and the MACs of its messages and of those to it.
-type Authenticated = (Hello, Macs, Macs);
+/// A process that has authenticated.
+struct AuthenticatedPeer {
+    hello: Hello,
+    /// The MACs of its messages.
+    received: Macs,
+    /// The MACs of the messages to it.
+    sent: Macs,
+}
 
 impl Session {
     /// Serves the connection from the first frame to the last.
@@ -71,7 +77,7 @@ impl Session {
     }
 
     /// The handshake.
-    async fn authenticate(&mut self) -> Result<Authenticated, Unauthenticated> {
+    async fn authenticate(&mut self) -> Result<AuthenticatedPeer, Unauthenticated> {
         let Kind::Hello(hello) = self.next().await? else {
             return Err(refusal("not a hello").into());
         };
@@ -88,7 +94,7 @@ impl Session {
             return Err(refusal("its proof is wrong: it has another secret").into());
         }
         let [received, sent] = [&MEMBER, &COORDINATOR].map(|side| transcript.macs(&secret, side));
-        Ok((hello, received, sent))
+        Ok(AuthenticatedPeer { hello, received, sent })
     }
 
     fn is_ours(&self, hello: &Hello) -> Result<(), Refusal> {
@@ -101,9 +107,10 @@ impl Session {
         Err(Refusal { reason: "it belongs to another job".to_owned(), job: name, start })
     }
 
-    async fn serve(&mut self, (hello, received, mut sent): Authenticated) {
+    async fn serve(&mut self, peer: AuthenticatedPeer) {
+        let AuthenticatedPeer { hello, received, mut sent } = peer;
         match self.members.arrive(&hello, &self.connection) {
-            Ok((rank, messages)) => self.carry(rank, (received, sent), messages).await,
+            Ok((rank, messages)) => self.carry(rank, received, sent, messages).await,
             Err(failure) => {
                 self.reply(sent.frame(FromCoordinator::Failed(failure))).await;
             }
@@ -114,7 +121,8 @@ impl Session {
     async fn carry(
         &mut self,
         rank: Rank,
-        (mut received, mut sent): (Macs, Macs),
+        mut received: Macs,
+        mut sent: Macs,
         mut messages: mpsc::Receiver<FromCoordinator>,
     ) {
         // After the member is lost another process may have its rank, so its frames are no longer read.

@@ -84,7 +84,7 @@ impl Endpoint {
         let end = || self.state.status.world_end().map(|_| None);
         let found = || verdict().map(|it| it.culprit).or_else(end);
         let tell = |_| self.report(Urgency::Deadline, wait);
-        Ok(self.ask(PATIENCE, (tell, found))?.flatten())
+        Ok(self.ask(PATIENCE, tell, found)?.flatten())
     }
 
     /// This rank knows that ranks differ in calls of NCCL: the comparer is told, which finds the first difference. Waits for the end of
@@ -95,7 +95,7 @@ impl Endpoint {
     pub(crate) fn tell_difference(&self) -> Result<(), Rank> {
         let tell = |to| self.post(Request::Compare { to, said: Compared::Differ });
         let found = || self.state.status.world_end();
-        self.ask(self.state.options.deadline, (tell, found)).map(drop)
+        self.ask(self.state.options.deadline, tell, found).map(drop)
     }
 
     /// Tells the comparer something, and each that follows it, and waits for its finding.
@@ -105,7 +105,8 @@ impl Endpoint {
     fn ask<T>(
         &self,
         patience: Duration,
-        (tell, found): (impl Fn(Rank), impl Fn() -> Option<T>),
+        tell: impl Fn(Rank),
+        found: impl Fn() -> Option<T>,
     ) -> Result<Option<T>, Rank> {
         let mut until = from_now(patience);
         let mut asked = None;

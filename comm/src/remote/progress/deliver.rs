@@ -86,8 +86,14 @@ impl Progress {
                 self.hear(endpoint, from, said);
             }
             Kind::Exchange => self.relay.receive(from, message)?,
-            Kind::Drain => endpoint.drains().put(from, calls_of(encoded)?)?,
-            Kind::Stop => self.stop(endpoint, from, end_of(encoded)?)?,
+            Kind::Drain => {
+                let (epoch, calls) = calls_of(encoded)?;
+                endpoint.drains().put(from, epoch, calls)?;
+            }
+            Kind::Stop => {
+                let (epoch, end) = end_of(encoded)?;
+                self.stop(endpoint, from, epoch, end)?;
+            }
             Kind::Proposal => endpoint.hear_proposal(from, &end_of(encoded)?.1),
             Kind::End => endpoint.hear_end(from, &end_of(encoded)?.1),
             Kind::Left => {
@@ -110,7 +116,8 @@ impl Progress {
         &self,
         endpoint: &Endpoint,
         from: Rank,
-        (epoch, end): (u64, Error),
+        epoch: u64,
+        end: Error,
     ) -> Result<(), String> {
         if !endpoint.state.record(from).stop(epoch) {
             return Err(format!("it ends epoch {epoch}, but not all epochs before"));
