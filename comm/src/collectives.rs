@@ -5,7 +5,7 @@
 
 use hsdp_kernels::Element;
 
-use crate::call::Call;
+use crate::call::GroupCall;
 use crate::execute::{Filled, Lent, Source, VectorRoute, Vectors};
 use crate::pattern::starts_of;
 use crate::{Error, Group, Op, Pending, Reduction, Tag};
@@ -43,7 +43,7 @@ impl Group {
         let len = values.len().saturating_mul(self.size());
         let target = Some(self.room(Op::AllGather, tag, len)?);
         let own = Vectors::new(Source::Given(values), target);
-        self.issue_gather(Call::new(Op::AllGather, tag), own)
+        self.issue_gather(GroupCall::new(Op::AllGather, tag), own)
     }
 
     /// Every member gets the root's elements.
@@ -60,7 +60,7 @@ impl Group {
         values: Vec<T>,
     ) -> Result<Pending<Vec<T>>, Error> {
         let rank = self.member(Op::Broadcast, "the root", root)?;
-        let call = Call::new(Op::Broadcast, tag).elements::<T>(values.len()).root(rank);
+        let call = GroupCall::new(Op::Broadcast, tag).elements::<T>(values.len()).root(rank);
         let (source, target) = match self.index() == root {
             true => (Source::Lent(values), None),
             false => (Source::nothing(), Some(values)),
@@ -85,13 +85,13 @@ impl Group {
         let room = || self.room(Op::Gather, tag, len);
         let target = (self.rank() == root).then(room).transpose()?;
         let own = Vectors::new(Source::Given(values), target);
-        self.issue_gather(Call::new(Op::Gather, tag).root(root), own)
+        self.issue_gather(GroupCall::new(Op::Gather, tag).root(root), own)
     }
 
     /// Issues a gather to all members, or to the root.
     fn issue_gather<T: Element, O: From<Filled<T>>>(
         &self,
-        call: Call,
+        call: GroupCall,
         own: Vectors<T>,
     ) -> Result<Pending<O>, Error> {
         self.issue(call.elements::<T>(own.source.len()), own)
@@ -125,7 +125,7 @@ impl Group {
         own: Vectors<T>,
     ) -> Result<Pending<O>, Error> {
         let count = own.target.as_ref().map_or(0, Vec::len);
-        let call = Call::new(Op::Scatter, tag).elements::<T>(count).root(self.ranks()[root]);
+        let call = GroupCall::new(Op::Scatter, tag).elements::<T>(count).root(self.ranks()[root]);
         self.issue(call, own)
     }
 
@@ -180,7 +180,7 @@ impl Group {
         receive: Vec<usize>,
     ) -> Result<Pending<O>, Error> {
         own.route = VectorRoute::Dealt { send: starts_of(&send), receive: starts_of(&receive) };
-        self.issue(Call::new(Op::AllToAll, tag).splits::<T>(send, receive), own)
+        self.issue(GroupCall::new(Op::AllToAll, tag).splits::<T>(send, receive), own)
     }
 
     fn check_splits(&self, len: usize, send: &[usize], receive: &[usize]) -> Result<(), Error> {
@@ -237,7 +237,7 @@ impl Group {
         own: Vectors<T>,
     ) -> Result<Pending<O>, Error> {
         let len = own.source.len();
-        let call = Call::new(Op::ReduceScatter, tag).elements::<T>(len).reduction(reduction);
+        let call = GroupCall::new(Op::ReduceScatter, tag).elements::<T>(len).reduction(reduction);
         self.issue(call, own)
     }
 
@@ -265,7 +265,8 @@ impl Group {
         values: Vec<T>,
     ) -> Result<Pending<Vec<T>>, Error> {
         self.check_average::<T>(Op::AllReduce, reduction)?;
-        let call = Call::new(Op::AllReduce, tag).elements::<T>(values.len()).reduction(reduction);
+        let call =
+            GroupCall::new(Op::AllReduce, tag).elements::<T>(values.len()).reduction(reduction);
         self.issue(call, Vectors::new(Source::nothing(), Some(values)))
     }
 
@@ -297,7 +298,8 @@ impl Group {
         let rank = self.member(Op::Reduce, "the root", root)?;
         let len = values.len();
         let is_root = self.index() == root;
-        let call = Call::new(Op::Reduce, tag).elements::<T>(len).reduction(reduction).root(rank);
+        let call =
+            GroupCall::new(Op::Reduce, tag).elements::<T>(len).reduction(reduction).root(rank);
         // The result goes where the root's elements are.
         let (source, target) = match is_root {
             true => (Source::nothing(), Some(values.into_elements())),
@@ -339,7 +341,7 @@ impl Group {
         if let Some(destination) = destination {
             self.member(Op::Permute, "the destination", destination)?;
         }
-        let call = Call::new(Op::Permute, tag).elements::<T>(values.len());
+        let call = GroupCall::new(Op::Permute, tag).elements::<T>(values.len());
         self.issue(call, Vectors::handed(values, destination))
     }
 
@@ -357,7 +359,7 @@ impl Group {
         values: Vec<T>,
     ) -> Result<Pending<()>, Error> {
         let peer = self.member(Op::Send, "the destination", to)?;
-        let call = Call::new(Op::Send, tag).elements::<T>(values.len()).peer(peer);
+        let call = GroupCall::new(Op::Send, tag).elements::<T>(values.len()).peer(peer);
         let own = Vectors::handed(values, Some(1));
         let ticket = self.transfer(call, [self.rank(), peer], own)?;
         Ok(ticket.map_or_else(|| Pending::ready(()), Pending::issued::<Filled<T>>))
@@ -378,7 +380,7 @@ impl Group {
         count: usize,
     ) -> Result<Pending<Vec<T>>, Error> {
         let peer = self.member(Op::Recv, "the source", from)?;
-        let call = Call::new(Op::Recv, tag).elements::<T>(count).peer(peer);
+        let call = GroupCall::new(Op::Recv, tag).elements::<T>(count).peer(peer);
         let own = Vectors::<T>::handed(Vec::new(), None);
         match self.transfer(call, [peer, self.rank()], own)? {
             Some(ticket) => Ok(Pending::issued::<Filled<T>>(ticket)),
@@ -391,7 +393,7 @@ impl Group {
     /// # Errors
     /// As the collectives that move elements.
     pub fn barrier(&self, tag: Tag) -> Result<Pending<()>, Error> {
-        self.issue(Call::new(Op::Barrier, tag), Vectors::<f32>::nothing())
+        self.issue(GroupCall::new(Op::Barrier, tag), Vectors::<f32>::nothing())
     }
 }
 
@@ -432,7 +434,7 @@ impl Group {
     ) -> Result<Pending<Lent<T>>, Error> {
         let expected = lent.source.len().saturating_mul(self.size());
         self.check_len(Op::AllGather, "the target", lent.target.len(), expected)?;
-        self.issue_gather(Call::new(Op::AllGather, tag), lent.into())
+        self.issue_gather(GroupCall::new(Op::AllGather, tag), lent.into())
     }
 
     /// As [`reduce_scatter`](Self::reduce_scatter).
@@ -488,7 +490,7 @@ impl Group {
         self.check_len(Op::Gather, "the target", lent.target.len(), expected)?;
         let Lent { source, target } = lent;
         let target = (self.index() == root).then_some(target);
-        let call = Call::new(Op::Gather, tag).root(root_rank);
+        let call = GroupCall::new(Op::Gather, tag).root(root_rank);
         self.issue_gather(call, Vectors::new(Source::Lent(source), target))
     }
 

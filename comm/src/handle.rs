@@ -15,7 +15,7 @@ use hsdp_flight::EntryNumber;
 use hsdp_kernels::cuda::{CudaError, Device, Stream};
 use hsdp_sharding::Rank;
 
-use crate::call::Call;
+use crate::call::GroupCall;
 use crate::fault::Injector;
 use crate::nccl::Connected;
 use crate::remote::Endpoint;
@@ -156,7 +156,7 @@ impl RankHandle {
     pub(crate) fn enter(
         &self,
         site: &Site,
-        call: Call,
+        call: GroupCall,
     ) -> Result<(Arc<Descriptor>, EntryNumber), Error> {
         self.check(call.op)?;
         let epoch = self.own.record.epoch();

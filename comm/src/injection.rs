@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use hsdp_kernels::{GradientValues, Values};
 use hsdp_sharding::{DType, Rank};
 
-use crate::call::Call;
+use crate::call::GroupCall;
 use crate::fault::{Fault, FaultKind};
 use crate::handle::RankHandle;
 use crate::site::Site;
@@ -18,9 +18,9 @@ use crate::{CallError, Counts, Error, Op, Reduction};
 /// A call after the faults that are due at it.
 pub(crate) struct Injected {
     /// The call as the others are told of it.
-    pub(crate) call: Call,
+    pub(crate) call: GroupCall,
     /// The description of the elements that the call moves, where `call` says something else.
-    pub(crate) actual: Option<Call>,
+    pub(crate) actual: Option<GroupCall>,
     pub(crate) how: HowIssued,
 }
 
@@ -39,7 +39,7 @@ impl RankHandle {
     pub(crate) fn inject(
         &self,
         site: &Site,
-        call: Call,
+        call: GroupCall,
         gradients: &mut [Option<Arc<dyn GradientValues>>],
     ) -> Result<Injected, Error> {
         let mut injected = Injected { call, actual: None, how: HowIssued::Issued };
@@ -100,20 +100,20 @@ impl RankHandle {
         Ok(())
     }
 
-    fn lacks_memory(&self, call: &Call) -> Error {
+    fn lacks_memory(&self, call: &GroupCall) -> Error {
         let what = format!("its elements, in {} (an injected fault)", call.tag);
         self.out_of_memory(call.op, call.bytes(), what)
     }
 
     /// Sleeps until the world ends, or no rank is left to end it.
-    fn freeze(&self, call: &Call) -> Error {
+    fn freeze(&self, call: &GroupCall) -> Error {
         let end =
             self.own.status().sleep(Duration::MAX, || self.own.core.state.is_last(self.own.rank));
         let what = "frozen by an injected fault, until all others had left";
         end.unwrap_or_else(|| self.injected(call, what))
     }
 
-    fn injected(&self, call: &Call, what: &str) -> Error {
+    fn injected(&self, call: &GroupCall, what: &str) -> Error {
         let what = format!("{what}, in {}", call.tag);
         CallError::Injected { op: call.op, rank: self.own.rank, step: self.own.record.step(), what }
             .into()
@@ -121,7 +121,7 @@ impl RankHandle {
 }
 
 /// Has `rank`, one of `ranks`, say something else than it meant.
-fn lie(kind: FaultKind, call: &mut Call, rank: Rank, ranks: &[Rank]) {
+fn lie(kind: FaultKind, call: &mut GroupCall, rank: Rank, ranks: &[Rank]) {
     match kind {
         FaultKind::WrongOp if call.op == Op::AllGather => call.op = Op::AllReduce,
         FaultKind::WrongOp => call.op = Op::AllGather,

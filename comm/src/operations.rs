@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::comparison::gathered;
 use crate::handle::Backend;
 use crate::remote::find_difference;
-use crate::rolling::Membership;
+use crate::rolling::GroupMembership;
 use crate::{Channel, Descriptor, Error, Group, World};
 
 /// # Operations that NCCL carries between processes
@@ -62,8 +62,8 @@ impl World {
 }
 
 impl Group {
-    fn membership(&self) -> Membership {
-        Membership { group: self.id(), slot: self.index(), size: self.size() }
+    fn membership(&self) -> GroupMembership {
+        GroupMembership { group: self.id(), slot: self.index(), size: self.size() }
     }
 }
 

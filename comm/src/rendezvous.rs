@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hsdp_sharding::Rank;
 
-use crate::engine::{Alarm, Clock, from_now};
+use crate::engine::{Alarm, WaitClock, from_now};
 use crate::sync::{Condvar, Mutex, thread};
 use crate::world::check_size;
 use crate::{CallError, Error, SetupError, World, WorldOptions};
@@ -77,7 +77,7 @@ impl Rendezvous {
     /// have](WorldOptions::check) its options. After the deadline: [`SetupError::Incomplete`] on
     /// all ranks that joined. Time in which the process was stopped does not count.
     pub fn join(&self, rank: Rank, size: usize) -> Result<World, Error> {
-        let clock = Clock::until(self.deadline);
+        let clock = WaitClock::until(self.deadline);
         let world = self.claim(&mut self.meeting.lock(), rank, size)?;
         self.changed.notify_all();
         self.wait_for_others(clock)?;
@@ -109,7 +109,7 @@ impl Rendezvous {
         }
     }
 
-    fn wait_for_others(&self, mut clock: Clock) -> Result<(), Error> {
+    fn wait_for_others(&self, mut clock: WaitClock) -> Result<(), Error> {
         loop {
             // Without the lock: it may warn, and a subscriber of warnings may run any code.
             let alarm = clock.alarm();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use hsdp_kernels::{Divisor, GradientValues, HostBuffer, SharedBuffer, Wire};
 use hsdp_sharding::{DType, Role, UnitLayout};
 
-use crate::call::Call;
+use crate::call::GroupCall;
 use crate::execute::{
     Accumulator, Contribution, Reduced, SharedGatherContribution, Source, UnitGatherContribution,
     UnitReduceContribution, Vectors,
@@ -50,7 +50,7 @@ impl Group {
         self.check_len(op, "the shard", shard.len(), layout.shard_len())?;
         let dtype = shard.dtype();
         self.check_targets(&layout, &targets, dtype)?;
-        let call = Call::new(op, tag).of(dtype, layout.shard_len());
+        let call = GroupCall::new(op, tag).of(dtype, layout.shard_len());
         self.issue(call, UnitGatherContribution { layout, shard, targets })
     }
 
@@ -96,7 +96,7 @@ impl Group {
             let alone = Arc::get_mut(holder).map(AsMut::as_mut);
             self.check_targets(&layout, alone.map_or(&[], |targets| &*targets), dtype)?;
         }
-        let call = Call::new(op, tag).of(dtype, layout.shard_len());
+        let call = GroupCall::new(op, tag).of(dtype, layout.shard_len());
         if self.size() > 1 && self.handle().endpoint().is_some() {
             return Err(self.apart(op));
         }
@@ -240,6 +240,9 @@ impl Group {
 }
 
 /// A call that sums so many elements on the wire of `scaling`.
-pub(crate) fn scaled_sum(op: Op, tag: Tag, count: usize, scaling: Scaling) -> Call {
-    Call::new(op, tag).of(scaling.wire.dtype(), count).reduction(Reduction::Sum).scaling(scaling)
+pub(crate) fn scaled_sum(op: Op, tag: Tag, count: usize, scaling: Scaling) -> GroupCall {
+    GroupCall::new(op, tag)
+        .of(scaling.wire.dtype(), count)
+        .reduction(Reduction::Sum)
+        .scaling(scaling)
 }

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio::time::{self, MissedTickBehavior};
 use tonic::Streaming;
 
-use crate::deadlines::Wakefulness;
+use crate::deadlines::StopDetector;
 use crate::proof::Macs;
 use crate::status::{Passed, Shared};
 use crate::wire::{Frame, FromCoordinator, FromMember};
@@ -18,14 +18,14 @@ use crate::{ConnectionError, Deadlines, Ends, Loss};
 const QUIT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Both directions of the stream, with the state of their MACs.
-pub(crate) struct Stream {
+pub(crate) struct FrameStream {
     pub(crate) frames: Streaming<Frame>,
     pub(crate) out: mpsc::Sender<Frame>,
     pub(crate) sent: Macs,
     pub(crate) received: Macs,
 }
 
-impl Stream {
+impl FrameStream {
     /// The next message of the coordinator.
     pub(crate) async fn next(&mut self) -> Result<FromCoordinator, (Loss, String)> {
         let frame = self.frames.message().await;
@@ -34,14 +34,14 @@ impl Stream {
 }
 
 /// A member's connection.
-pub(crate) struct Connection {
-    stream: Stream,
+pub(crate) struct MemberConnection {
+    stream: FrameStream,
     shared: Arc<Shared>,
     ends: Ends,
     deadlines: Deadlines,
     heard: Instant,
     next_beat: Instant,
-    awake: Wakefulness,
+    awake: StopDetector,
     /// The next message to send, and when it began to wait until the coordinator reads. The
     /// connection is read meanwhile, since the coordinator may wait for that.
     waiting: Option<(FromMember, Instant)>,
@@ -49,15 +49,15 @@ pub(crate) struct Connection {
     told: Option<Loss>,
 }
 
-impl Connection {
+impl MemberConnection {
     pub(crate) fn new(
-        stream: Stream,
+        stream: FrameStream,
         shared: Arc<Shared>,
         ends: Ends,
         deadlines: Deadlines,
     ) -> Self {
         let now = Instant::now();
-        let awake = Wakefulness::new(now, &deadlines);
+        let awake = StopDetector::new(now, &deadlines);
         let heard = now;
         let next_beat = now;
         let waiting = None;
@@ -80,7 +80,7 @@ impl Connection {
     /// ended, and no reason. Stays until the coordinator has ended the connection, since a frame
     /// that waits in this process is lost with it.
     async fn quit(&mut self, loss: Loss) {
-        let Stream { frames, out, sent, .. } = &mut self.stream;
+        let FrameStream { frames, out, sent, .. } = &mut self.stream;
         let frame = sent.frame(FromMember::Quit(loss));
         let told = async {
             if out.send(frame).await.is_ok() {

@@ -70,12 +70,12 @@ impl Deadlines {
 
 /// Detects that this process was stopped, by the time between two checks of the clock.
 #[derive(Debug)]
-pub(crate) struct Wakefulness {
+pub(crate) struct StopDetector {
     last: Instant,
     most: Duration,
 }
 
-impl Wakefulness {
+impl StopDetector {
     /// Begins now. Two intervals without a check count as a stop.
     pub(crate) fn new(now: Instant, deadlines: &Deadlines) -> Self {
         Self { last: now, most: (2 * deadlines.beat).max(Duration::from_millis(500)) }

@@ -12,13 +12,13 @@ use tokio::time::{self, Instant};
 use tonic::transport::Endpoint;
 use tonic::{Status as GrpcStatus, Streaming};
 
-use crate::connection::{Connection, Stream};
+use crate::connection::{FrameStream, MemberConnection};
 use crate::job::host;
 use crate::limits::KEEP_ALIVE;
 use crate::pauses::Pauses;
 use crate::proof::{COORDINATOR, MEMBER, Transcript, nonce};
 use crate::status::Shared;
-use crate::wire::{self, Frame, FromCoordinator, Hello, Kind, PROTOCOL, Proof, Refusal};
+use crate::wire::{self, Frame, FrameKind, FromCoordinator, Hello, PROTOCOL, Proof, Refusal};
 use crate::{
     ArgumentError, ConnectionError, ControlError, Deadlines, Ends, Job, JoinError, Loss,
     Membership, Options,
@@ -56,7 +56,7 @@ impl Membership {
             };
             drop(joining); // And the secret with it.
             drop(joined.send(Ok(())));
-            runtime.block_on(Connection::new(stream, connected, ends, deadlines).run(queue));
+            runtime.block_on(MemberConnection::new(stream, connected, ends, deadlines).run(queue));
         };
         let thread = thread::Builder::new().name(format!("hsdp-control-{rank}"));
         let thread = thread.spawn(work).map_err(ControlError::system("start a member's thread"))?;
@@ -87,7 +87,7 @@ enum Miss {
 }
 
 /// A connection to the coordinator after the rendezvous, with the deadlines that hold for it.
-type Entered = (Stream, Deadlines);
+type Entered = (FrameStream, Deadlines);
 
 impl Joining {
     /// How long joining may take.
@@ -129,14 +129,14 @@ impl Joining {
     }
 
     /// The handshake, up to the first authenticated message.
-    async fn shake_hands(&self) -> Result<Stream, Miss> {
+    async fn shake_hands(&self) -> Result<FrameStream, Miss> {
         let secret = &self.options.secret;
         let (out, mut frames) = connect(self.ends.server).await.map_err(Miss::Again)?;
         let hello = self.hello().map_err(Miss::Never)?;
-        send(&out, Kind::Hello(hello.clone())).await?;
+        send(&out, FrameKind::Hello(hello.clone())).await?;
         let challenge = match next(&mut frames).await? {
-            Kind::Challenge(challenge) => challenge,
-            Kind::Refusal(refusal) => return Err(self.refused(refusal)),
+            FrameKind::Challenge(challenge) => challenge,
+            FrameKind::Refusal(refusal) => return Err(self.refused(refusal)),
             _ => return Err(Miss::Again("a server with another protocol".to_owned())),
         };
         let transcript = Transcript::new(&hello, &challenge.nonce);
@@ -145,22 +145,25 @@ impl Joining {
             let job = self.options.job.clone();
             return Err(Miss::Never(JoinError::Secret { server, job }.into()));
         }
-        send(&out, Kind::Proof(Proof { proof: transcript.proof(secret, &MEMBER) })).await?;
+        send(&out, FrameKind::Proof(Proof { proof: transcript.proof(secret, &MEMBER) })).await?;
         let sent = transcript.macs(secret, &MEMBER);
         let mut received = transcript.macs(secret, &COORDINATOR);
         let first = match next(&mut frames).await? {
-            Kind::Refusal(refusal) => return Err(self.refused(refusal)),
+            FrameKind::Refusal(refusal) => return Err(self.refused(refusal)),
             kind => received.receive(Ok(Some(kind.into()))),
         };
         match first.map_err(|(_, problem)| Miss::Again(problem))? {
             FromCoordinator::Failed(failure) => Err(Miss::Never(failure.into())),
-            _ => Ok(Stream { frames, out, sent, received }),
+            _ => Ok(FrameStream { frames, out, sent, received }),
         }
     }
 
     /// Reads one of the messages that arrive until all ranks have joined. The last one has the
     /// intervals of the coordinator.
-    async fn read(&self, stream: &mut Stream) -> Result<Option<(Duration, u32)>, ControlError> {
+    async fn read(
+        &self,
+        stream: &mut FrameStream,
+    ) -> Result<Option<(Duration, u32)>, ControlError> {
         let message = stream.next().await.map_err(|(loss, problem)| {
             let early = if loss == Loss::Ended { " before all ranks had joined" } else { "" };
             loss.error(self.ends, format!("{problem}{early}"))
@@ -217,11 +220,11 @@ async fn connect(server: SocketAddr) -> Result<(mpsc::Sender<Frame>, Streaming<F
 
 const ENDS_EARLY: &str = "a server that ends the connection in the handshake";
 
-async fn send(out: &mpsc::Sender<Frame>, kind: Kind) -> Result<(), Miss> {
+async fn send(out: &mpsc::Sender<Frame>, kind: FrameKind) -> Result<(), Miss> {
     out.send(kind.into()).await.map_err(|_| Miss::Again(ENDS_EARLY.to_owned()))
 }
 
-async fn next(frames: &mut Streaming<Frame>) -> Result<Kind, Miss> {
+async fn next(frames: &mut Streaming<Frame>) -> Result<FrameKind, Miss> {
     match frames.message().await {
         Ok(Some(frame)) => frame.checked().map_err(|error| Miss::Again(error.to_string())),
         Ok(None) => Err(Miss::Again(ENDS_EARLY.to_owned())),

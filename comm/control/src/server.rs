@@ -20,8 +20,8 @@ use tokio::sync::oneshot;
 use tokio::time::{self, MissedTickBehavior};
 use tonic::Status;
 
-use self::accept::{Connection, Connections};
-use self::members::Members;
+use self::accept::{AcceptedConnection, Connections};
+use self::members::JobMembers;
 use self::open_files::check_open_files;
 use self::session::Session;
 use crate::coordinator::Coordinator;
@@ -36,7 +36,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
-    members: Arc<Members>,
+    members: Arc<JobMembers>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -59,7 +59,7 @@ impl Server {
         let listener = listen(options.address, &runtime)?;
         let address = listener.local_addr().map_err(ControlError::system("read its address"))?;
         let (stop, stopped) = oneshot::channel();
-        let members = Arc::new(Members::new(options));
+        let members = Arc::new(JobMembers::new(options));
         let served = Arc::clone(&members);
         let thread = thread::Builder::new().name("hsdp-control".to_owned());
         let thread = thread.spawn(move || serve(&runtime, &served, listener, stopped));
@@ -120,7 +120,7 @@ fn listen(address: SocketAddr, runtime: &Runtime) -> Result<TcpListener, Control
 
 fn serve(
     runtime: &Runtime,
-    members: &Arc<Members>,
+    members: &Arc<JobMembers>,
     listener: TcpListener,
     stopped: oneshot::Receiver<()>,
 ) {
@@ -142,7 +142,7 @@ fn serve(
 }
 
 /// Accepts connections until it is canceled.
-async fn accept(listener: &TcpListener, connections: &Arc<Connections>, members: &Arc<Members>) {
+async fn accept(listener: &TcpListener, connections: &Arc<Connections>, members: &Arc<JobMembers>) {
     let mut warned = false;
     loop {
         match listener.accept().await {
@@ -168,8 +168,8 @@ async fn accept(listener: &TcpListener, connections: &Arc<Connections>, members:
 /// Serves HTTP/2 on a connection, until it ends. It carries one stream.
 async fn attend(
     stream: TcpStream,
-    connection: &Arc<Connection>,
-    members: &Arc<Members>,
+    connection: &Arc<AcceptedConnection>,
+    members: &Arc<JobMembers>,
 ) -> hyper::Result<()> {
     // Frames are small, and each is answered. Without the option they come later.
     let _ = stream.set_nodelay(true);
@@ -201,7 +201,7 @@ async fn attend(
 }
 
 /// Checks the deadlines until it is canceled.
-async fn clock(members: &Members) {
+async fn clock(members: &JobMembers) {
     let mut ticks = time::interval(members.options.deadlines.tick());
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {

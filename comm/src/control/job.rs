@@ -7,7 +7,7 @@ use std::time::Duration;
 use hsdp_control::{Bootstrap, ControlError, Joined};
 use hsdp_sharding::Rank;
 
-use super::member::Member;
+use super::member::ControlMember;
 use super::transport::ControlTransport;
 use crate::launch::run_one;
 use crate::{Error, RankFailure, World, WorldOptions};
@@ -22,7 +22,7 @@ use crate::{Error, RankFailure, World, WorldOptions};
 /// ([`World::connect_nccl`]), or into a job of MPI.
 #[derive(Clone, Debug)]
 pub struct Job {
-    member: Arc<Member>,
+    member: Arc<ControlMember>,
 }
 
 impl Job {
@@ -44,7 +44,7 @@ impl Job {
     /// for at most `deadline`.
     #[must_use]
     pub fn of(joined: Joined, deadline: Duration) -> Self {
-        Self { member: Arc::new(Member::new(joined, deadline)) }
+        Self { member: Arc::new(ControlMember::new(joined, deadline)) }
     }
 
     /// The number of this process.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use hsdp_sharding::Rank;
 
 use super::error::MpiError;
-use super::library::Library;
+use super::library::MpiLibrary;
 use super::transport::MpiTransport;
 use crate::engine::from_now;
 use crate::launch::run_one;
@@ -23,7 +23,7 @@ pub(super) const TAGS: c_int = 32_767;
 /// MPI is finalized, and cannot be initialized again.
 #[derive(Clone, Debug)]
 pub struct Job {
-    library: Arc<Library>,
+    library: Arc<MpiLibrary>,
 }
 
 impl Job {
@@ -42,7 +42,7 @@ impl Job {
         // MPI_Init_thread waits for all processes, and has no deadline: where some never come, its
         // thread is left behind.
         let (begun, begin) = crossbeam::channel::bounded(1);
-        let init = move || drop(begun.send(Library::join(deadline)));
+        let init = move || drop(begun.send(MpiLibrary::join(deadline)));
         let thread = Builder::new().name("hsdp-mpi-init".to_owned()).spawn(init);
         thread.map_err(|error| MpiError::Thread { problem: error.to_string() })?;
         let late = MpiError::Late { call: "MPI_Init_thread", deadline };

@@ -232,7 +232,7 @@ fn data_type(dtype: DType) -> ncclDataType_t {
 
 /// A member's means to have NCCL move the elements of a call.
 #[derive(Clone, Debug)]
-pub(crate) struct Carrier {
+pub(crate) struct NcclCarrier {
     pub(super) step: u64,
     pub(super) comm: SharedCommunicator,
     pub(super) stream: Arc<Stream>,
@@ -243,7 +243,7 @@ pub(crate) struct Carrier {
     pub(crate) issuing: Option<Issuing>,
 }
 
-impl Carrier {
+impl NcclCarrier {
     /// Makes one call of NCCL of all members that are in this process: together, or this rank's own
     /// in its turn.
     ///

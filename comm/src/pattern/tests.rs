@@ -44,13 +44,7 @@ fn all(descriptor: &Descriptor, members: usize) -> Vec<Pattern<'static>> {
 /// Checks a round: lengths that a member takes are those that the other gives; sources lie in what
 /// the giver has, and targets in `outputs` of so many elements, each of which is written by exactly
 /// `givers` members.
-fn check(
-    patterns: &[Pattern<'_>],
-    round: u8,
-    sources: &[usize],
-    outputs: &[usize],
-    givers: usize,
-) {
+fn check(patterns: &[Pattern<'_>], round: u8, sources: &[usize], outputs: &[usize], givers: usize) {
     for (to, taker) in patterns.iter().enumerate() {
         let mut written = vec![0; outputs[to]];
         let mut bytes = 0;

@@ -22,7 +22,7 @@ pub(crate) struct Asked {
 
 /// The identity of a rank, and the settings that all ranks must share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Hello {
+pub(crate) struct ProcessHello {
     host: String,
     /// Which of the times that its machine was started it is: other machines have others.
     boot: String,
@@ -38,7 +38,7 @@ pub(crate) struct Hello {
     order: [u8; 2],
 }
 
-impl Hello {
+impl ProcessHello {
     pub(crate) fn of(size: usize, options: &WorldOptions) -> Self {
         Self {
             host: line("/proc/sys/kernel/hostname").unwrap_or_else(|| "an unknown host".to_owned()),
@@ -76,7 +76,7 @@ impl Hello {
 ///
 /// # Errors
 /// [`SetupError::ConfigMismatch`], of the first rank that differs from rank 0.
-pub(crate) fn compare(hellos: &[Hello]) -> Result<(), Error> {
+pub(crate) fn compare(hellos: &[ProcessHello]) -> Result<(), Error> {
     let Some((first, others)) = hellos.split_first() else { return Ok(()) };
     for (other, hello) in (1..).zip(others) {
         let mut settings = first.settings().into_iter().zip(hello.settings());
@@ -93,7 +93,7 @@ pub(crate) fn compare(hellos: &[Hello]) -> Result<(), Error> {
 }
 
 /// The error with the ranks that have come, and those that have not.
-pub(super) fn incomplete(hellos: &[Option<Hello>], deadline: Duration) -> Error {
+pub(super) fn incomplete(hellos: &[Option<ProcessHello>], deadline: Duration) -> Error {
     let ranks = |there| {
         let numbered = (0..).zip(hellos);
         numbered.filter(|(_, it)| it.is_some() == there).map(|(rank, _)| rank).collect()
@@ -101,7 +101,7 @@ pub(super) fn incomplete(hellos: &[Option<Hello>], deadline: Duration) -> Error 
     SetupError::Incomplete { deadline, arrived: ranks(true), missing: ranks(false) }.into()
 }
 
-impl fmt::Display for Hello {
+impl fmt::Display for ProcessHello {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "process {} on {}", self.process, self.host)
     }
@@ -133,12 +133,12 @@ mod tests {
 
     #[test]
     fn the_first_that_differs_from_rank_0_is_named_with_both_sides() {
-        let hello = Hello::of(3, &WorldOptions::default());
+        let hello = ProcessHello::of(3, &WorldOptions::default());
         compare(&[hello.clone(), hello.clone()]).expect("they are the same");
-        let other = |change: &dyn Fn(&mut Hello)| {
-            let mut other = Hello { host: "b".to_owned(), process: 7, ..hello.clone() };
+        let other = |change: &dyn Fn(&mut ProcessHello)| {
+            let mut other = ProcessHello { host: "b".to_owned(), process: 7, ..hello.clone() };
             change(&mut other);
-            let first = Hello { host: "a".to_owned(), process: 6, ..hello.clone() };
+            let first = ProcessHello { host: "a".to_owned(), process: 6, ..hello.clone() };
             compare(&[first.clone(), first, other]).map_err(|error| error.to_string())
         };
         other(&|_| ()).expect("hosts and processes may differ");

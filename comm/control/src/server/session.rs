@@ -10,19 +10,20 @@ use tokio::sync::mpsc;
 use tokio::time;
 use tonic::{Status, Streaming};
 
-use super::accept::Connection;
-use super::members::{Members, UNREAD};
+use super::accept::AcceptedConnection;
+use super::members::{JobMembers, UNREAD};
 use crate::Loss;
 use crate::limits::cut;
 use crate::proof::{COORDINATOR, MEMBER, Macs, Transcript, nonce};
 use crate::wire::{
-    Challenge, Frame, FromCoordinator, FromMember, Hello, Kind, Message as _, Refusal, Replies,
+    Challenge, Frame, FrameKind, FromCoordinator, FromMember, Hello, Refusal, Replies,
+    WireMessage as _,
 };
 
 /// One connection.
 pub(crate) struct Session {
-    pub(crate) members: Arc<Members>,
-    pub(crate) connection: Arc<Connection>,
+    pub(crate) members: Arc<JobMembers>,
+    pub(crate) connection: Arc<AcceptedConnection>,
     pub(crate) frames: Streaming<Frame>,
     pub(crate) replies: Replies,
 }
@@ -60,7 +61,7 @@ impl Session {
             }
             Ok(Err(Unauthenticated::Refused(refusal))) => {
                 self.log_refusal(&refusal.reason);
-                self.reply(Kind::Refusal(refusal).into()).await;
+                self.reply(FrameKind::Refusal(refusal).into()).await;
             }
             Err(_) => self.log_refusal("it did not complete the handshake in time"),
         }
@@ -78,7 +79,7 @@ impl Session {
 
     /// The handshake.
     async fn authenticate(&mut self) -> Result<AuthenticatedPeer, Unauthenticated> {
-        let Kind::Hello(hello) = self.next().await? else {
+        let FrameKind::Hello(hello) = self.next().await? else {
             return Err(refusal("not a hello").into());
         };
         let secret = self.members.options.secret.clone();
@@ -86,8 +87,8 @@ impl Session {
         let nonce = nonce().map_err(|error| refusal(&error.to_string()))?;
         let transcript = Transcript::new(&hello, &nonce);
         let proof = transcript.proof(&secret, &COORDINATOR);
-        self.reply(Kind::Challenge(Challenge { nonce, proof }).into()).await;
-        let Kind::Proof(answer) = self.next().await? else {
+        self.reply(FrameKind::Challenge(Challenge { nonce, proof }).into()).await;
+        let FrameKind::Proof(answer) = self.next().await? else {
             return Err(refusal("not a proof").into());
         };
         if !transcript.is_proved(&secret, &MEMBER, &answer.proof) {
@@ -164,7 +165,7 @@ impl Session {
         matches!(time::timeout(most, self.replies.send(Ok(frame))).await, Ok(Ok(())))
     }
 
-    async fn next(&mut self) -> Result<Kind, Unauthenticated> {
+    async fn next(&mut self) -> Result<FrameKind, Unauthenticated> {
         match self.frames.message().await {
             Ok(Some(frame)) => Ok(frame.checked().map_err(|error| refusal(&error.to_string()))?),
             Ok(None) => Err(Unauthenticated::Left("it ended the handshake early".to_owned())),

@@ -13,7 +13,7 @@ use crate::limits::{MOST_MESSAGE, short};
 use crate::{Deadlines, Loss, RendezvousError, State};
 
 /// A message of one side, and the words for the losses that its receiver observes.
-pub trait Message: Serialize + DeserializeOwned {
+pub trait WireMessage: Serialize + DeserializeOwned {
     /// A message failed authentication.
     const FORGED: &str;
     /// The connection has ended.
@@ -117,7 +117,7 @@ pub enum FromCoordinator {
     Ended(#[serde(deserialize_with = "short")] String),
 }
 
-impl Message for FromMember {
+impl WireMessage for FromMember {
     const FORGED: &str = "a message from it failed authentication";
     const ENDED: &str = "its connection ended before it left";
     const INVALID: &str = "it sent a message that no member sends";
@@ -136,7 +136,7 @@ impl Message for FromMember {
     }
 }
 
-impl Message for FromCoordinator {
+impl WireMessage for FromCoordinator {
     const FORGED: &str = "a message to it failed authentication";
     const ENDED: &str = "its connection ended";
     const INVALID: &str = "it got a message that no coordinator sends";

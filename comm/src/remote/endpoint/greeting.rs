@@ -7,10 +7,10 @@ use std::time::Duration;
 use hsdp_sharding::Rank;
 
 use super::{Endpoint, FIRST_NAP, NAPS};
-use crate::engine::{Alarm, Clock};
+use crate::engine::{Alarm, WaitClock};
 use crate::remote::header;
-use crate::remote::hello::{self, Asked, Hello};
-use crate::remote::message::Kind;
+use crate::remote::hello::{self, Asked, ProcessHello};
+use crate::remote::message::MessageKind;
 use crate::{Error, SetupError};
 
 /// The process that compares.
@@ -22,7 +22,7 @@ const WORD: Duration = Duration::from_secs(3);
 /// The hellos of all processes of the job, also of those beyond the ranks, by number.
 #[derive(Debug)]
 pub(super) struct Greeting {
-    pub(super) hellos: Vec<Option<Hello>>,
+    pub(super) hellos: Vec<Option<ProcessHello>>,
     /// Whether none comes any more.
     is_over: bool,
 }
@@ -46,11 +46,11 @@ impl Greeting {
 impl Endpoint {
     /// Notes the identity of this process and its request, or sends it to process 0.
     pub(super) fn introduce(&self, asked: Asked) {
-        let own = Hello::of(asked.size, &self.state.options);
+        let own = ProcessHello::of(asked.size, &self.state.options);
         if self.rank == FIRST {
             self.greeted(FIRST, own).expect("it is the first hello of this process");
         } else {
-            self.send(Kind::Hello, &header::bytes(&own), vec![FIRST]);
+            self.send(MessageKind::Hello, &header::bytes(&own), vec![FIRST]);
         }
     }
 
@@ -58,7 +58,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// The problem with it.
-    pub(in crate::remote) fn greeted(&self, from: Rank, hello: Hello) -> Result<(), String> {
+    pub(in crate::remote) fn greeted(&self, from: Rank, hello: ProcessHello) -> Result<(), String> {
         if self.rank != FIRST {
             return Err(format!("it is a hello to process {}, not {FIRST}", self.rank));
         }
@@ -80,7 +80,7 @@ impl Endpoint {
     pub(in crate::remote) fn welcomed(
         &self,
         from: Rank,
-        hellos: Vec<Option<Hello>>,
+        hellos: Vec<Option<ProcessHello>>,
     ) -> Result<(), String> {
         let mut greeting = self.greeting.lock();
         if from != FIRST || self.rank == FIRST || greeting.is_over {
@@ -99,7 +99,7 @@ impl Endpoint {
     fn welcome(&self, greeting: &mut Greeting) {
         if !mem::replace(&mut greeting.is_over, true) {
             let header = header::bytes(&greeting.hellos);
-            self.send(Kind::Welcome, &header, self.others(0..greeting.hellos.len()));
+            self.send(MessageKind::Welcome, &header, self.others(0..greeting.hellos.len()));
         }
     }
 
@@ -111,7 +111,7 @@ impl Endpoint {
     pub(crate) fn greet(&self, deadline: Duration) -> Result<(), Error> {
         let is_first = self.rank == FIRST;
         let patience = if is_first { deadline } else { deadline.saturating_add(WORD) };
-        let mut clock = Clock::until(patience);
+        let mut clock = WaitClock::until(patience);
         let mut nap = FIRST_NAP;
         loop {
             let compared = self.greeting.lock().compared(deadline);

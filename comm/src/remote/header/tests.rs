@@ -12,7 +12,7 @@ use crate::CallError::BadRank;
 use crate::WorldError::{self, Aborted, WorkFailed};
 use crate::engine::judge::{Issued, MemberWait, Numbers, RankState, Rolled, Wait, WaitKey};
 use crate::mismatch::{Mismatch, MismatchRow, Wanted};
-use crate::remote::comparer::{Compared, Hashes, Question, Report, Urgency, Verdict};
+use crate::remote::comparer::{Compared, Hashes, Question, Urgency, WaitReport, WaitVerdict};
 use crate::{
     AbortReason, Channel, Counts, Error, GroupId, Mistake, Op, Reduction, Scaling, Stage, Tag,
 };
@@ -165,12 +165,12 @@ fn state() -> RankState {
 fn compared() -> Vec<Compared> {
     let wait = WaitKey::new(&descriptor(), Some(3));
     let reports = [Urgency::Stalled, Urgency::Late, Urgency::Deadline]
-        .map(|urgency| Compared::Report(Report { urgency, wait }));
+        .map(|urgency| Compared::Report(WaitReport { urgency, wait }));
     let group = descriptor().group;
     let questions = [Hashes::Last, Hashes::All(group), Hashes::Entry(group, 1 << 33)]
         .map(|hashes| Compared::Question(Question { number: 3, hashes }));
     let verdicts =
-        [None, Some(Rank::new(4))].map(|culprit| Compared::Verdict(Verdict { wait, culprit }));
+        [None, Some(Rank::new(4))].map(|culprit| Compared::Verdict(WaitVerdict { wait, culprit }));
     let states = [state(), RankState::default()].map(|state| Compared::State(7, state));
     let reports = reports.into_iter().chain([Compared::Differ]);
     reports.chain(questions).chain(verdicts).chain(states).collect()

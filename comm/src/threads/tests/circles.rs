@@ -7,7 +7,7 @@ use crate::WorldError::Mismatch;
 
 /// A world of three ranks, all of whose calls came from this thread: 0 waits for 1, 1 for 2 and 2
 /// for 0.
-fn circle() -> (Arc<Core>, [Arc<Operation>; 3]) {
+fn circle() -> (Arc<Core>, [Arc<SharedOperation>; 3]) {
     let core = core();
     core.state.records.iter().for_each(|record| record.enter(&descriptor(0, 5)));
     (core, [&[0, 2], &[0, 1], &[1, 2]].map(|arrived: &[usize; 2]| gathering(arrived)))

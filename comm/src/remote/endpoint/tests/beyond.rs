@@ -5,7 +5,7 @@ use crate::WorldError::Aborted;
 
 /// Sends a hello to others that none of them can read.
 fn send_garbled(wire: &mut dyn Transport, to: &[usize]) {
-    let message = Message::write(&Arc::default(), Kind::Hello, 0, b"no hello", 0);
+    let message = RankMessage::write(&Arc::default(), MessageKind::Hello, 0, b"no hello", 0);
     let message = Arc::new(message.expect("memory"));
     to.iter().for_each(|to| wire.send(&[Rank::new(*to)], &message).expect("a wire"));
 }
@@ -42,6 +42,6 @@ fn a_process_that_is_no_rank_is_told_that_a_rank_leaves() {
     let first = wires.pop().expect("three");
     drop(World::by(2, Rank::new(0), asked, WorldOptions::default(), first));
     let came = std::iter::from_fn(|| beyond.receive().expect("a wire"));
-    let kind = |(_, buffer)| Message::read(buffer).expect("a message").kind();
-    assert_eq!(came.map(kind).collect::<Vec<_>>(), [Kind::Left]);
+    let kind = |(_, buffer)| RankMessage::read(buffer).expect("a message").kind();
+    assert_eq!(came.map(kind).collect::<Vec<_>>(), [MessageKind::Left]);
 }

@@ -139,12 +139,12 @@ fn a_comparer_that_is_silent_is_the_culprit() {
 fn a_stalled_rank_reports_after_times_that_grow() {
     let (_core, endpoint) = opened_by(1, Silent::default());
     let key = WaitKey::new(&call(0, 8), None);
-    assert_eq!(messages(&endpoint), [Kind::Hello]);
+    assert_eq!(messages(&endpoint), [MessageKind::Hello]);
     (0..9).for_each(|_| endpoint.report(Urgency::Stalled, key));
-    assert_eq!(messages(&endpoint), [Kind::Compare]);
+    assert_eq!(messages(&endpoint), [MessageKind::Compare]);
     endpoint.report(Urgency::Deadline, key);
-    assert_eq!(messages(&endpoint), [Kind::Compare], "at once");
+    assert_eq!(messages(&endpoint), [MessageKind::Compare], "at once");
     endpoint.forget_reports(key);
     endpoint.report(Urgency::Stalled, key);
-    assert_eq!(messages(&endpoint), [Kind::Compare], "it is another wait");
+    assert_eq!(messages(&endpoint), [MessageKind::Compare], "it is another wait");
 }
