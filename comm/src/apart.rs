@@ -9,15 +9,15 @@ use std::sync::Arc;
 use hsdp_sharding::Rank;
 
 use crate::call::Described;
-use crate::engine::{Operation, panic_message};
+use crate::engine::{SharedOperation, panic_message};
 use crate::execute::{AfterRound, At, Contribute, Meter, NextRound, Outputs, Received, Work};
 use crate::remote::{
-    DataHeader, DataMessage, DataMessages, Endpoint, Kind, Message, Open, Request, form_of,
-    header_bytes,
+    DataHeader, DataMessage, DataMessages, Endpoint, EndpointRequest, MessageKind, Open,
+    RankMessage, form_of, header_bytes,
 };
 use crate::sync::Mutex;
 use crate::threads::{InBlock, MemberCall, OwnRank, Ticket};
-use crate::{AbortReason, Descriptor, Error};
+use crate::{AbortReason, CallError, Descriptor, Error};
 use hsdp_flight::FlightState;
 
 /// One operation, as this rank takes part in it.
@@ -84,17 +84,25 @@ impl Execution {
     }
 
     /// Returns the request by which messages of this round go into the slots of the operation.
-    fn opening<D: Contribute>(self: &Arc<Self>, operation: &Arc<Operation>) -> Request {
+    fn opening<D: Contribute>(
+        self: &Arc<Self>,
+        operation: &Arc<SharedOperation>,
+    ) -> EndpointRequest {
         let execution = Arc::clone(self);
-        let round = (Arc::clone(&self.compared), self.round);
-        let lay = move |operation: &Arc<Operation>, slot, message: DataMessage| {
+        let descriptor = Arc::clone(&self.compared);
+        let lay = move |operation: &Arc<SharedOperation>, slot, message: DataMessage| {
             let descriptor = Arc::clone(&message.data_header.descriptor);
             let contribution = (None, Some(message));
             let assemble = execution.assembling::<D>();
             // An error has ended the world already: this rank hears of it where it waits.
             let _ = execution.own.core.arrive(operation, slot, &descriptor, contribution, assemble);
         };
-        Request::Open(Open::new(Arc::clone(operation), round, Box::new(lay)))
+        EndpointRequest::Open(Open::new(
+            Arc::clone(operation),
+            descriptor,
+            self.round,
+            Box::new(lay),
+        ))
     }
 
     fn at(&self) -> At<'_> {
@@ -107,7 +115,7 @@ impl Execution {
 
     /// Packs the messages to the others. A failure there ends the world: the operation has its
     /// number already.
-    fn pack_guarded<D: Contribute>(&self, own: &mut D) -> Result<Vec<Request>, Error> {
+    fn pack_guarded<D: Contribute>(&self, own: &mut D) -> Result<Vec<EndpointRequest>, Error> {
         let in_block = InBlock::enter();
         let packed = catch_unwind(AssertUnwindSafe(|| {
             let messages = self.pack(own)?;
@@ -124,7 +132,7 @@ impl Execution {
     }
 
     /// A message for each member; one for all that follow each other and get the same.
-    fn pack<D: Contribute>(&self, own: &D) -> Result<Vec<Request>, Error> {
+    fn pack<D: Contribute>(&self, own: &D) -> Result<Vec<EndpointRequest>, Error> {
         let head = header_bytes(&DataHeader {
             descriptor: Arc::clone(&self.compared),
             step: self.own.record.step(),
@@ -137,10 +145,12 @@ impl Execution {
             let range = pattern.gives(self.round, slot);
             let rank = self.ranks[slot];
             match requests.last_mut() {
-                Some(Request::Send { to, .. }) if last.as_ref() == Some(&range) => to.push(rank),
+                Some(EndpointRequest::Send { to, .. }) if last.as_ref() == Some(&range) => {
+                    to.push(rank)
+                }
                 _ => {
                     let message = self.message(&head, own, slot, range.clone())?;
-                    requests.push(Request::Send { to: vec![rank], message });
+                    requests.push(EndpointRequest::Send { to: vec![rank], message });
                 }
             }
             last = Some(range);
@@ -154,20 +164,21 @@ impl Execution {
         own: &D,
         to: usize,
         range: Range<usize>,
-    ) -> Result<Arc<Message>, Error> {
+    ) -> Result<Arc<RankMessage>, Error> {
         let bytes = range.len() * self.at().pattern().element_bytes(self.round);
-        let message = Message::write(&self.endpoint().pool, Kind::Data, self.round, head, bytes);
+        let message =
+            RankMessage::write(&self.endpoint().pool, MessageKind::Data, self.round, head, bytes);
         let mut message = message.ok_or_else(|| {
             let Descriptor { op, tag, .. } = *self.actual;
             let what = format!("a message, in {tag}");
-            Error::OutOfMemory { op, rank: self.own.rank, step: tag.step, bytes, what }
+            CallError::OutOfMemory { op, rank: self.own.rank, step: tag.step, bytes, what }
         })?;
         own.pack(self.at(), to, range, message.body_mut());
         Ok(Arc::new(message))
     }
 
     /// Brings `own` to another round of an operation.
-    fn go_on<D: Contribute>(&self, operation: &Arc<Operation>, mut own: D) {
+    fn go_on<D: Contribute>(&self, operation: &Arc<SharedOperation>, mut own: D) {
         let next = Arc::new(Self { round: self.round + 1, ..self.clone() });
         let Ok(mut requests) = next.pack_guarded(&mut own) else {
             // That has ended the world.

@@ -11,7 +11,7 @@ use crate::{Channel, Counts, Descriptor, GroupId, Op, Reduction, Scaling, Tag};
 /// The part of a [`Descriptor`](crate::Descriptor) that does not say where in the sequence it
 /// stands.
 #[derive(Clone, Debug)]
-pub(crate) struct Call {
+pub(crate) struct GroupCall {
     pub(crate) op: Op,
     pub(crate) tag: Tag,
     pub(crate) dtype: Option<DType>,
@@ -22,7 +22,7 @@ pub(crate) struct Call {
     pub(crate) scaling: Option<Scaling>,
 }
 
-impl Call {
+impl GroupCall {
     pub(crate) fn new(op: Op, tag: Tag) -> Self {
         let dtype = None;
         let reduction = None;
@@ -121,5 +121,5 @@ pub(crate) struct Issuing {
 /// The first barrier of a group, for tests.
 #[cfg(test)]
 pub(crate) fn barrier_of(group: GroupId) -> Descriptor {
-    Call::new(Op::Barrier, Tag::default()).described(group, Channel::User, 0, 0)
+    GroupCall::new(Op::Barrier, Tag::default()).described(group, Channel::User, 0, 0)
 }

@@ -5,7 +5,7 @@
 
 use hsdp_kernels::Element;
 
-use crate::call::Call;
+use crate::call::GroupCall;
 use crate::execute::{Filled, Lent, Source, VectorRoute, Vectors};
 use crate::pattern::starts_of;
 use crate::{Error, Group, Op, Pending, Reduction, Tag};
@@ -23,10 +23,11 @@ pub(crate) fn sum_of(counts: &[usize]) -> usize {
 /// group.
 ///
 /// Before anything is issued, every call refuses arguments that are wrong on this member alone
-/// ([`Error::Refused`]), calls that are not allowed ([`Error::Reentrant`], [`Error::Absent`]), and
-/// calls without memory for the output ([`Error::OutOfMemory`]). It returns the error of a step or
-/// world that has ended. [`Pending::wait`] returns the errors that only all members together can
-/// detect.
+/// ([`CallError::Refused`](crate::CallError)), calls that are not allowed
+/// ([`CallError::Reentrant`](crate::CallError), [`CallError::Absent`](crate::CallError)), and calls
+/// without memory for the output ([`CallError::OutOfMemory`](crate::CallError)). It returns the
+/// error of a step or world that has ended. [`Pending::wait`] returns the errors that only all
+/// members together can detect.
 impl Group {
     /// Every member gets the elements of all members, in member order.
     ///
@@ -42,7 +43,7 @@ impl Group {
         let len = values.len().saturating_mul(self.size());
         let target = Some(self.room(Op::AllGather, tag, len)?);
         let own = Vectors::new(Source::Given(values), target);
-        self.issue_gather(Call::new(Op::AllGather, tag), own)
+        self.issue_gather(GroupCall::new(Op::AllGather, tag), own)
     }
 
     /// Every member gets the root's elements.
@@ -51,7 +52,7 @@ impl Group {
     /// elements are read.
     ///
     /// # Errors
-    /// [`Error::Refused`] if there is no member `root`.
+    /// [`CallError::Refused`](crate::CallError) if there is no member `root`.
     pub fn broadcast<T: Element>(
         &self,
         tag: Tag,
@@ -59,7 +60,7 @@ impl Group {
         values: Vec<T>,
     ) -> Result<Pending<Vec<T>>, Error> {
         let rank = self.member(Op::Broadcast, "the root", root)?;
-        let call = Call::new(Op::Broadcast, tag).elements::<T>(values.len()).root(rank);
+        let call = GroupCall::new(Op::Broadcast, tag).elements::<T>(values.len()).root(rank);
         let (source, target) = match self.index() == root {
             true => (Source::Lent(values), None),
             false => (Source::nothing(), Some(values)),
@@ -72,7 +73,7 @@ impl Group {
     /// `values`: `[n]`; output `[size * n]`.
     ///
     /// # Errors
-    /// [`Error::Refused`] if there is no member `root`.
+    /// [`CallError::Refused`](crate::CallError) if there is no member `root`.
     pub fn gather<T: Element>(
         &self,
         tag: Tag,
@@ -84,13 +85,13 @@ impl Group {
         let room = || self.room(Op::Gather, tag, len);
         let target = (self.rank() == root).then(room).transpose()?;
         let own = Vectors::new(Source::Given(values), target);
-        self.issue_gather(Call::new(Op::Gather, tag).root(root), own)
+        self.issue_gather(GroupCall::new(Op::Gather, tag).root(root), own)
     }
 
     /// Issues a gather to all members, or to the root.
     fn issue_gather<T: Element, O: From<Filled<T>>>(
         &self,
-        call: Call,
+        call: GroupCall,
         own: Vectors<T>,
     ) -> Result<Pending<O>, Error> {
         self.issue(call.elements::<T>(own.source.len()), own)
@@ -101,8 +102,8 @@ impl Group {
     /// `values`: `[size * count]` on the root, `None` on the others; output `[count]`.
     ///
     /// # Errors
-    /// [`Error::Refused`] if there is no member `root`, or if the root does not pass `size * count`
-    /// elements, or another member passes elements.
+    /// [`CallError::Refused`](crate::CallError) if there is no member `root`, or if the root does
+    /// not pass `size * count` elements, or another member passes elements.
     pub fn scatter<T: Element>(
         &self,
         tag: Tag,
@@ -124,7 +125,7 @@ impl Group {
         own: Vectors<T>,
     ) -> Result<Pending<O>, Error> {
         let count = own.target.as_ref().map_or(0, Vec::len);
-        let call = Call::new(Op::Scatter, tag).elements::<T>(count).root(self.ranks()[root]);
+        let call = GroupCall::new(Op::Scatter, tag).elements::<T>(count).root(self.ranks()[root]);
         self.issue(call, own)
     }
 
@@ -150,12 +151,13 @@ impl Group {
     /// `values`: `[sum of send_counts]`; output `[sum of receive_counts]`. `send_counts[i]`
     /// elements go to member `i`, `receive_counts[i]` come from it. The two may differ, but the
     /// number that one member sends to another must be the number that the other expects; otherwise
-    /// all members get [`Error::CollectiveMismatch`].
+    /// all members get [`WorldError::Mismatch`](crate::WorldError).
     ///
     /// # Errors
-    /// [`Error::Refused`] if there is not one count for each member, the send counts do not add up
-    /// to the elements, or the two counts of this member for itself differ; [`Error::OutOfMemory`]
-    /// if the receive counts add up to more than memory can hold.
+    /// [`CallError::Refused`](crate::CallError) if there is not one count for each member, the send
+    /// counts do not add up to the elements, or the two counts of this member for itself differ;
+    /// [`CallError::OutOfMemory`](crate::CallError) if the receive counts add up to more than
+    /// memory can hold.
     pub fn all_to_all<T: Element>(
         &self,
         tag: Tag,
@@ -178,7 +180,7 @@ impl Group {
         receive: Vec<usize>,
     ) -> Result<Pending<O>, Error> {
         own.route = VectorRoute::Dealt { send: starts_of(&send), receive: starts_of(&receive) };
-        self.issue(Call::new(Op::AllToAll, tag).splits::<T>(send, receive), own)
+        self.issue(GroupCall::new(Op::AllToAll, tag).splits::<T>(send, receive), own)
     }
 
     fn check_splits(&self, len: usize, send: &[usize], receive: &[usize]) -> Result<(), Error> {
@@ -213,8 +215,8 @@ impl Group {
     /// `values`: `[size * n]`; output `[n]`.
     ///
     /// # Errors
-    /// [`Error::Refused`] if the length of `values` is not a multiple of the group's size, or for
-    /// an average of integers.
+    /// [`CallError::Refused`](crate::CallError) if the length of `values` is not a multiple of the
+    /// group's size, or for an average of integers.
     pub fn reduce_scatter<T: Element>(
         &self,
         tag: Tag,
@@ -235,7 +237,7 @@ impl Group {
         own: Vectors<T>,
     ) -> Result<Pending<O>, Error> {
         let len = own.source.len();
-        let call = Call::new(Op::ReduceScatter, tag).elements::<T>(len).reduction(reduction);
+        let call = GroupCall::new(Op::ReduceScatter, tag).elements::<T>(len).reduction(reduction);
         self.issue(call, own)
     }
 
@@ -255,7 +257,7 @@ impl Group {
     /// `values`: `[n]`; output `[n]`, in the same buffer.
     ///
     /// # Errors
-    /// [`Error::Refused`] for an average of integers.
+    /// [`CallError::Refused`](crate::CallError) for an average of integers.
     pub fn all_reduce<T: Element>(
         &self,
         tag: Tag,
@@ -263,7 +265,8 @@ impl Group {
         values: Vec<T>,
     ) -> Result<Pending<Vec<T>>, Error> {
         self.check_average::<T>(Op::AllReduce, reduction)?;
-        let call = Call::new(Op::AllReduce, tag).elements::<T>(values.len()).reduction(reduction);
+        let call =
+            GroupCall::new(Op::AllReduce, tag).elements::<T>(values.len()).reduction(reduction);
         self.issue(call, Vectors::new(Source::nothing(), Some(values)))
     }
 
@@ -272,7 +275,8 @@ impl Group {
     /// `values`: `[n]`; output `[n]`, in the root's buffer. `root` is an index in the group.
     ///
     /// # Errors
-    /// [`Error::Refused`] if there is no member `root`, or for an average of integers.
+    /// [`CallError::Refused`](crate::CallError) if there is no member `root`, or for an average of
+    /// integers.
     pub fn reduce<T: Element>(
         &self,
         tag: Tag,
@@ -294,7 +298,8 @@ impl Group {
         let rank = self.member(Op::Reduce, "the root", root)?;
         let len = values.len();
         let is_root = self.index() == root;
-        let call = Call::new(Op::Reduce, tag).elements::<T>(len).reduction(reduction).root(rank);
+        let call =
+            GroupCall::new(Op::Reduce, tag).elements::<T>(len).reduction(reduction).root(rank);
         // The result goes where the root's elements are.
         let (source, target) = match is_root {
             true => (Source::nothing(), Some(values.into_elements())),
@@ -326,7 +331,7 @@ impl Group {
     /// members.
     ///
     /// # Errors
-    /// [`Error::Refused`] if there is no member `destination`.
+    /// [`CallError::Refused`](crate::CallError) if there is no member `destination`.
     pub fn permute<T: Element>(
         &self,
         tag: Tag,
@@ -336,7 +341,7 @@ impl Group {
         if let Some(destination) = destination {
             self.member(Op::Permute, "the destination", destination)?;
         }
-        let call = Call::new(Op::Permute, tag).elements::<T>(values.len());
+        let call = GroupCall::new(Op::Permute, tag).elements::<T>(values.len());
         self.issue(call, Vectors::handed(values, destination))
     }
 
@@ -346,7 +351,7 @@ impl Group {
     /// `values`: `[n]`. A member may send to itself.
     ///
     /// # Errors
-    /// [`Error::Refused`] if there is no member `to`.
+    /// [`CallError::Refused`](crate::CallError) if there is no member `to`.
     pub fn send<T: Element>(
         &self,
         tag: Tag,
@@ -354,7 +359,7 @@ impl Group {
         values: Vec<T>,
     ) -> Result<Pending<()>, Error> {
         let peer = self.member(Op::Send, "the destination", to)?;
-        let call = Call::new(Op::Send, tag).elements::<T>(values.len()).peer(peer);
+        let call = GroupCall::new(Op::Send, tag).elements::<T>(values.len()).peer(peer);
         let own = Vectors::handed(values, Some(1));
         let ticket = self.transfer(call, [self.rank(), peer], own)?;
         Ok(ticket.map_or_else(|| Pending::ready(()), Pending::issued::<Filled<T>>))
@@ -365,8 +370,9 @@ impl Group {
     /// Output `[count]`; the sender must send as many.
     ///
     /// # Errors
-    /// [`Error::Refused`] if there is no member `from`; [`Error::OutOfMemory`] if the rank has no
-    /// peers, and no memory for the output.
+    /// [`CallError::Refused`](crate::CallError) if there is no member `from`;
+    /// [`CallError::OutOfMemory`](crate::CallError) if the rank has no peers, and no memory for the
+    /// output.
     pub fn recv<T: Element>(
         &self,
         tag: Tag,
@@ -374,7 +380,7 @@ impl Group {
         count: usize,
     ) -> Result<Pending<Vec<T>>, Error> {
         let peer = self.member(Op::Recv, "the source", from)?;
-        let call = Call::new(Op::Recv, tag).elements::<T>(count).peer(peer);
+        let call = GroupCall::new(Op::Recv, tag).elements::<T>(count).peer(peer);
         let own = Vectors::<T>::handed(Vec::new(), None);
         match self.transfer(call, [peer, self.rank()], own)? {
             Some(ticket) => Ok(Pending::issued::<Filled<T>>(ticket)),
@@ -387,7 +393,7 @@ impl Group {
     /// # Errors
     /// As the collectives that move elements.
     pub fn barrier(&self, tag: Tag) -> Result<Pending<()>, Error> {
-        self.issue(Call::new(Op::Barrier, tag), Vectors::<f32>::nothing())
+        self.issue(GroupCall::new(Op::Barrier, tag), Vectors::<f32>::nothing())
     }
 }
 
@@ -419,7 +425,8 @@ impl Group {
     /// `source`: `[n]`; `target`: `[size * n]`.
     ///
     /// # Errors
-    /// As `all_gather`, and [`Error::Refused`] if the target has another length.
+    /// As `all_gather`, and [`CallError::Refused`](crate::CallError) if the target has another
+    /// length.
     pub fn all_gather_into<T: Element>(
         &self,
         tag: Tag,
@@ -427,7 +434,7 @@ impl Group {
     ) -> Result<Pending<Lent<T>>, Error> {
         let expected = lent.source.len().saturating_mul(self.size());
         self.check_len(Op::AllGather, "the target", lent.target.len(), expected)?;
-        self.issue_gather(Call::new(Op::AllGather, tag), lent.into())
+        self.issue_gather(GroupCall::new(Op::AllGather, tag), lent.into())
     }
 
     /// As [`reduce_scatter`](Self::reduce_scatter).
@@ -435,7 +442,8 @@ impl Group {
     /// `source`: `[size * n]`; `target`: `[n]`.
     ///
     /// # Errors
-    /// As `reduce_scatter`, and [`Error::Refused`] if the target has another length.
+    /// As `reduce_scatter`, and [`CallError::Refused`](crate::CallError) if the target has another
+    /// length.
     pub fn reduce_scatter_into<T: Element>(
         &self,
         tag: Tag,
@@ -469,7 +477,7 @@ impl Group {
     /// `source`: `[n]`; `target`: `[size * n]` on the root, empty on the others.
     ///
     /// # Errors
-    /// As `gather`, and [`Error::Refused`] if the target has another length.
+    /// As `gather`, and [`CallError::Refused`](crate::CallError) if the target has another length.
     pub fn gather_into<T: Element>(
         &self,
         tag: Tag,
@@ -482,7 +490,7 @@ impl Group {
         self.check_len(Op::Gather, "the target", lent.target.len(), expected)?;
         let Lent { source, target } = lent;
         let target = (self.index() == root).then_some(target);
-        let call = Call::new(Op::Gather, tag).root(root_rank);
+        let call = GroupCall::new(Op::Gather, tag).root(root_rank);
         self.issue_gather(call, Vectors::new(Source::Lent(source), target))
     }
 
@@ -507,7 +515,8 @@ impl Group {
     /// `source`: `[sum of send_counts]`; `target`: `[sum of receive_counts]`.
     ///
     /// # Errors
-    /// As `all_to_all`, and [`Error::Refused`] if the target has another length.
+    /// As `all_to_all`, and [`CallError::Refused`](crate::CallError) if the target has another
+    /// length.
     pub fn all_to_all_into<T: Element>(
         &self,
         tag: Tag,

@@ -2,7 +2,7 @@
 
 use hsdp_sharding::Rank;
 
-use crate::{Channel, Error, Group, Stage, Tag, World};
+use crate::{Channel, Error, Group, SetupError, Stage, Tag, World};
 
 /// The longest text that is compared as it is; of longer ones the first part, and a hash of all.
 const MOST_BYTES: usize = 4 << 10;
@@ -17,8 +17,8 @@ impl World {
     /// **Collective**, on the control channel, before steps or between them.
     ///
     /// # Errors
-    /// [`Error::ConfigMismatch`] on all ranks, with the values of rank 0 and of the first rank that
-    /// differs from it; the errors of any collective.
+    /// [`SetupError::ConfigMismatch`] on all ranks, with the values of rank 0 and of the first rank
+    /// that differs from it; the errors of any collective.
     ///
     /// ```
     /// use hsdp_comm::{WorldOptions, launch};
@@ -38,11 +38,12 @@ impl World {
         let texts: Vec<_> = said.iter().map(|text| String::from_utf8_lossy(text)).collect();
         match texts.iter().position(|text| *text != texts[0]) {
             None => Ok(()),
-            Some(other) => Err(Error::ConfigMismatch {
+            Some(other) => Err(SetupError::ConfigMismatch {
                 what,
                 ranks: [Rank::new(0), Rank::new(other)],
                 said: [0, other].map(|rank| texts[rank].to_string()).into(),
-            }),
+            }
+            .into()),
         }
     }
 }

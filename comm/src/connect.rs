@@ -9,7 +9,7 @@ use hsdp_kernels::cuda::Device;
 use crate::handle::Backend;
 use crate::nccl::{Communicator, NcclError, Patience, UniqueId};
 use crate::threads::OwnRank;
-use crate::{Between, Channel, Error, Group, Stage, Tag, World};
+use crate::{Between, Channel, Error, Group, SetupError, Stage, Tag, World};
 
 /// # Collectives on devices by NCCL
 impl World {
@@ -21,15 +21,15 @@ impl World {
     /// **Collective** over the world, whether its ranks are threads or processes.
     ///
     /// # Errors
-    /// [`Error::Connect`] on all ranks, if one of them cannot load NCCL or the ranks do not join in
-    /// time; [`Error::NotConnected`] in a counting world, or in a world whose ranks are threads
-    /// with [`Between::Messages`](crate::Between::Messages), since these share the memory of the
-    /// device.
+    /// [`SetupError::Connect`] on all ranks, if one of them cannot load NCCL or the ranks do not
+    /// join in time; [`SetupError::NotConnected`] in a counting world, or in a world whose ranks
+    /// are threads with [`Between::Messages`](crate::Between::Messages), since these share the
+    /// memory of the device.
     pub fn connect_nccl(&self, device: &Device) -> Result<(), Error> {
         let own = self.own_rank()?;
         let id = if self.rank().index() == 0 { UniqueId::new() } else { Ok(UniqueId::NONE) };
         let ids = self.exchange_ids(id)?;
-        let all = self.join(device, ids[0], (self.rank().index(), self.size()))?;
+        let all = self.join(device, ids[0], self.rank().index(), self.size())?;
         let begun = device.stream().map_err(NcclError::from);
         let begun = begun.and_then(|stream| self.handle().nccl.begin(own, all, stream));
         self.agreed(begun)
@@ -48,8 +48,8 @@ impl World {
     /// one position of the list together cover all ranks, as the groups of an axis of a mesh do.
     ///
     /// # Errors
-    /// [`Error::NotConnected`] before [`connect_nccl`](Self::connect_nccl); [`Error::Connect`] on
-    /// all ranks, if one of them fails.
+    /// [`SetupError::NotConnected`] before [`connect_nccl`](Self::connect_nccl);
+    /// [`SetupError::Connect`] on all ranks, if one of them fails.
     pub fn connect_groups(&self, groups: &[&Group]) -> Result<(), Error> {
         groups.iter().try_for_each(|group| self.connect_group(group))
     }
@@ -93,7 +93,7 @@ impl World {
     }
 
     fn keeps_off(&self, problem: &'static str) -> Error {
-        Error::NotConnected { rank: self.rank(), problem }
+        SetupError::NotConnected { rank: self.rank(), problem }.into()
     }
 
     /// The communicator of a group, split from that of all ranks; `None` if that was given up, or
@@ -115,16 +115,17 @@ impl World {
         let id = if group.index() == 0 { UniqueId::new() } else { Ok(UniqueId::NONE) };
         let ids = self.exchange_ids(id)?;
         let id = ids[group.ranks()[0].index()];
-        self.join(device, id, (group.index(), group.size()))
+        self.join(device, id, group.index(), group.size())
     }
 
     fn join(
         &self,
         device: &Device,
         id: UniqueId,
-        place: (usize, usize),
+        rank: usize,
+        size: usize,
     ) -> Result<Communicator, Error> {
-        self.agreed(Communicator::join(device, id, place, self.patience()))
+        self.agreed(Communicator::join(device, id, rank, size, self.patience()))
     }
 
     /// Half of the world's: a rank that has failed waits for the others, which must have done so by
@@ -160,7 +161,7 @@ impl World {
     }
 
     fn not_connected(&self, error: NcclError) -> Error {
-        Error::Connect { rank: self.rank(), error: Arc::new(error) }
+        SetupError::Connect { rank: self.rank(), error: Arc::new(error) }.into()
     }
 
     /// Whether all ranks have their own.

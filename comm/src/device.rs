@@ -19,10 +19,10 @@ use hsdp_kernels::cuda::{CudaError, Device, DeviceBuffer, Noted, Notes, Stream};
 use hsdp_kernels::{Fold, GradientValues};
 use hsdp_sharding::{DType, Rank, UnitLayout, balanced};
 
-use crate::call::{Call, Described, Issuing};
+use crate::call::{Described, GroupCall, Issuing};
 use crate::engine::Record;
 use crate::execute::{At, Contribute, LAYOUTS_DIFFER, Meter, Outputs, Work};
-use crate::nccl::{Carrier, Transfer};
+use crate::nccl::{NcclCarrier, Transfer};
 use crate::rolling::signature;
 use crate::sync::Mutex;
 use crate::units::scaled_sum;
@@ -63,7 +63,7 @@ pub struct DeviceReduced {
 /// Where ranks are processes, each issues its part in the call, which returns errors of its rank
 /// alone: the others wait for it, so the step is to be [aborted](crate::World::abort_step). A call
 /// that NCCL refuses ends the world, and a group that is not connected by NCCL is refused
-/// ([`Error::Refused`]). Descriptors are compared by
+/// ([`CallError::Refused`](crate::CallError)). Descriptors are compared by
 /// [`World::compare_operations`](crate::World::compare_operations).
 impl Group {
     /// Gathers a unit: every member's shard is copied into every member's buffer.
@@ -72,8 +72,9 @@ impl Group {
     /// unit's flat index space. The output is `full`, filled.
     ///
     /// # Errors
-    /// [`Error::Refused`] if the layout does not have one shard for each member, or if the shard or
-    /// `full` does not fit the layout, or if they differ in dtype; [`Error::Device`].
+    /// [`CallError::Refused`](crate::CallError) if the layout does not have one shard for each
+    /// member, or if the shard or `full` does not fit the layout, or if they differ in dtype;
+    /// [`Error::Device`].
     pub fn gather_unit_on_device(
         &self,
         tag: Tag,
@@ -90,7 +91,7 @@ impl Group {
             return Err(self.bad_dtype(op, full.dtype(), "not the dtype of the shard"));
         }
         let caller = self.caller(op, tag, shard.device())?;
-        let call = Call::new(op, tag).of(dtype, layout.shard_len());
+        let call = GroupCall::new(op, tag).of(dtype, layout.shard_len());
         let input = DeviceInput::Gather { layout, shard };
         self.issue_on_device(call, DeviceMember { caller, input, output: full, packed: None })
     }
@@ -98,12 +99,13 @@ impl Group {
     /// Reduces a unit's gradients: member `s` gets the sum over members, in their order, of
     /// `round_to_wire(gradient / pre)`, divided by `post`, for the elements of its trainable shard.
     ///
-    /// DeviceGradients on the host are copied to the device. The padding of the partial is set to
+    /// Gradients on the host are copied to the device. The padding of the partial is set to
     /// zero when the sum replaces the partial, and stays as it is otherwise.
     ///
     /// # Errors
-    /// [`Error::Refused`] if the layout does not have one shard for each member, or if a gradient
-    /// or the partial does not fit the layout, or if the partial is not f32; [`Error::Device`].
+    /// [`CallError::Refused`](crate::CallError) if the layout does not have one shard for each
+    /// member, or if a gradient or the partial does not fit the layout, or if the partial is not
+    /// f32; [`Error::Device`].
     pub fn reduce_unit_on_device(
         &self,
         tag: Tag,
@@ -140,7 +142,7 @@ impl Group {
     /// `values`: `[n]`, f32; output `[n]`, in the same buffer.
     ///
     /// # Errors
-    /// [`Error::Refused`] if they are not f32; [`Error::Device`].
+    /// [`CallError::Refused`](crate::CallError) if they are not f32; [`Error::Device`].
     pub fn all_reduce_scaled_on_device(
         &self,
         tag: Tag,
@@ -158,7 +160,7 @@ impl Group {
 
     /// Issues an operation on devices. Where members share no memory, this rank's part is issued at
     /// once, by NCCL.
-    fn issue_on_device<O>(&self, call: Call, member: DeviceMember) -> Result<Pending<O>, Error>
+    fn issue_on_device<O>(&self, call: GroupCall, member: DeviceMember) -> Result<Pending<O>, Error>
     where
         O: TryFrom<DeviceOutput, Error = Error>,
     {
@@ -246,7 +248,7 @@ pub(crate) struct Caller {
     step: u64,
     stream: Arc<Stream>,
     /// `None` where the group does not go by NCCL.
-    carrier: Option<Carrier>,
+    carrier: Option<NcclCarrier>,
 }
 
 /// The elements that a member brings, by operation.
@@ -423,7 +425,7 @@ pub(crate) struct DeviceIssue {
     /// Members by slot. Each is packed under its lock.
     members: Vec<Mutex<DeviceMember>>,
     /// Carriers of all members, if NCCL carries the operation.
-    carriers: Vec<Carrier>,
+    carriers: Vec<NcclCarrier>,
 }
 
 impl Work for DeviceIssue {
@@ -438,7 +440,7 @@ impl Work for DeviceIssue {
         0
     }
 
-    /// DeviceGradients on the host are lent by code of users.
+    /// Gradients on the host are lent by code of users.
     fn calls_users(&self) -> bool {
         self.op == Op::ReduceScatter
     }
@@ -459,7 +461,7 @@ impl Work for DeviceIssue {
     }
 }
 
-fn issue(members: &mut [DeviceMember], carriers: &[Carrier]) -> Result<(), Error> {
+fn issue(members: &mut [DeviceMember], carriers: &[NcclCarrier]) -> Result<(), Error> {
     let packed = members.iter_mut().map(|member| {
         let packed = member.packed.take().transpose();
         packed.map_err(|error| member.failed(error))
@@ -512,7 +514,7 @@ fn place_all(
 }
 
 /// Both regions, each from where it lies in the shards to where it lies in the whole.
-fn gather_by_nccl(members: &mut [DeviceMember], carriers: &[Carrier]) -> Result<(), Error> {
+fn gather_by_nccl(members: &mut [DeviceMember], carriers: &[NcclCarrier]) -> Result<(), Error> {
     let Some(layout) = members[0].layout().cloned() else { return Ok(()) };
     let mut from = 0;
     for region in [layout.trainable(), layout.frozen()] {
@@ -522,7 +524,7 @@ fn gather_by_nccl(members: &mut [DeviceMember], carriers: &[Carrier]) -> Result<
             continue;
         }
         let part = |member| gathered(member, own.clone(), region.range());
-        Carrier::carry(carriers, Op::AllGather, members.iter_mut().filter_map(part).collect())?;
+        NcclCarrier::carry(carriers, Op::AllGather, members.iter_mut().filter_map(part).collect())?;
     }
     Ok(())
 }
@@ -584,7 +586,7 @@ fn sum_of_owner(
 fn sum_by_nccl(
     members: &mut [DeviceMember],
     op: Op,
-    carriers: &[Carrier],
+    carriers: &[NcclCarrier],
     mut wires: Vec<DeviceBuffer>,
 ) -> Result<(), Error> {
     let mut shards = Vec::new();
@@ -595,10 +597,10 @@ fn sum_by_nccl(
         }
         let pairs = wires.iter().zip(&mut shards);
         let transfers = pairs.map(|(wire, shard)| Transfer::whole(Some(wire), shard));
-        Carrier::carry(carriers, op, transfers.collect())?;
+        NcclCarrier::carry(carriers, op, transfers.collect())?;
     } else {
         let in_place = wires.iter_mut().map(|wire| Transfer::whole(None, wire));
-        Carrier::carry(carriers, op, in_place.collect())?;
+        NcclCarrier::carry(carriers, op, in_place.collect())?;
     }
     let sums = if op == Op::ReduceScatter { &shards } else { &wires };
     each(members, |slot, member| member.sum(&[&sums[slot]], 0..sums[slot].len()))

@@ -4,7 +4,7 @@ use std::env::{self, VarError};
 
 use hsdp_sharding::{Mesh, Rank};
 
-use crate::{Error, World};
+use crate::{Error, SetupError, World};
 
 /// This process's place in its job, as its launcher has set it in the environment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,8 +60,8 @@ impl Launched {
     /// under `srun`, its variables count.
     ///
     /// # Errors
-    /// [`Error::Environment`] if a variable is not a number, a rank is not below the size, one of
-    /// the two is missing, or two launchers contradict each other.
+    /// [`SetupError::Environment`] if a variable is not a number, a rank is not below the size, one
+    /// of the two is missing, or two launchers contradict each other.
     pub fn from_env() -> Result<Option<Self>, Error> {
         Self::told(&variable)
     }
@@ -135,7 +135,7 @@ impl Launched {
     /// processes, all processes shard one replica.
     ///
     /// # Errors
-    /// [`Error::Environment`] if there is no such mesh.
+    /// [`SetupError::Environment`] if there is no such mesh.
     pub fn mesh(&self) -> Result<Mesh, Error> {
         let here = self.size_here.filter(|here| *here > 0 && self.size.is_multiple_of(*here));
         let shard = here.unwrap_or(self.size);
@@ -184,8 +184,8 @@ impl World {
     /// **Collective**: all processes of the job call it.
     ///
     /// # Errors
-    /// [`Error::Environment`] as `Launched::from_env`, if this build cannot make the world, or if
-    /// the processes cannot join; the errors of `mpi::Job::world`.
+    /// [`SetupError::Environment`] as `Launched::from_env`, if this build cannot make the world, or
+    /// if the processes cannot join; the errors of `mpi::Job::world`.
     pub fn from_env() -> Result<Self, Error> {
         match Launched::from_env()? {
             Some(launched) if launched.size > 1 => of_processes(&launched),
@@ -260,7 +260,7 @@ fn parsed(variable: &'static str, value: &str) -> Result<usize, Error> {
 }
 
 fn refused(variable: &'static str, value: impl ToString, problem: String) -> Error {
-    Error::Environment { variable, value: value.to_string(), problem }
+    SetupError::Environment { variable, value: value.to_string(), problem }.into()
 }
 
 #[cfg(test)]

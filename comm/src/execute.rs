@@ -28,7 +28,7 @@ pub(crate) use self::unit_reduce::UnitReduceContribution;
 pub use self::unit_reduce::{Accumulator, Contribution, NonFiniteAt, Reduced};
 pub use self::vectors::Lent;
 pub(crate) use self::vectors::{Filled, Source, VectorRoute, Vectors};
-use crate::engine::Operation;
+use crate::engine::SharedOperation;
 pub(crate) use crate::engine::{Outputs, PerMember};
 use crate::pattern::Pattern;
 use crate::sync::atomic::{AtomicUsize, Ordering};
@@ -228,7 +228,7 @@ pub(crate) trait Work: Send + Sync + 'static {
 }
 
 /// Has an operation gather again.
-pub(crate) type NextRound = Box<dyn FnOnce(&Arc<Operation>) + Send>;
+pub(crate) type NextRound = Box<dyn FnOnce(&Arc<SharedOperation>) + Send>;
 
 /// Notes the member whose contribution a block reads.
 pub(crate) struct Meter<'a> {

@@ -14,7 +14,7 @@ use hsdp_kernels::GradientValues;
 use hsdp_sharding::{Rank, UnitId};
 
 use crate::sync::Mutex;
-use crate::{Error, Stage, Tag};
+use crate::{Error, Stage, Tag, WorldError};
 
 /// An injected fault: on one rank, in one step, at one of its calls. Fires once.
 ///
@@ -64,23 +64,23 @@ pub enum FaultPlace {
 ///
 /// A group of one has no other member to compare calls with. There the kinds from
 /// [`WrongOp`](Self::WrongOp) to [`ExtraCall`](Self::ExtraCall) end the call with
-/// [`Error::Injected`](crate::Error::Injected).
+/// [`CallError::Injected`](crate::CallError).
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum FaultKind {
     /// The call panics in the rank's thread.
     Panic,
-    /// The call returns [`Error::Injected`](crate::Error::Injected); nothing is issued.
+    /// The call returns [`CallError::Injected`](crate::CallError); nothing is issued.
     Error,
     /// The rank leaves its world without notice, as if its closure had returned. This call and all
-    /// later ones of the rank return [`Error::Injected`](crate::Error::Injected); ranks that wait
+    /// later ones of the rank return [`CallError::Injected`](crate::CallError); ranks that wait
     /// for it get an error that says that it has left.
     Leave,
     /// The rank sleeps for this time, or until the world ends, before it issues the call.
     Delay(Duration),
     /// The rank sleeps until the world ends, and returns the error that ended it. If all others
     /// have left, the world is never ended, and the call returns
-    /// [`Error::Injected`](crate::Error::Injected).
+    /// [`CallError::Injected`](crate::CallError).
     Freeze,
     /// The call states another operation: all_gather, or all_reduce if it is an all_gather.
     WrongOp,
@@ -106,7 +106,7 @@ pub enum FaultKind {
     /// waits for a call with a gradient: with [`FaultPlace::Call`], the first such call from that
     /// number on.
     NonFinite(f32),
-    /// The call returns [`Error::OutOfMemory`](crate::Error::OutOfMemory), with the bytes of its
+    /// The call returns [`CallError::OutOfMemory`](crate::CallError), with the bytes of its
     /// elements; nothing is issued.
     OutOfMemory,
 }
@@ -121,10 +121,11 @@ impl Fault {
     /// Checks that a world of `size` ranks can have this fault.
     ///
     /// # Errors
-    /// [`Error::BadFault`] if it has no such rank, or a gradient that is to be non-finite would be
-    /// finite.
+    /// [`WorldError::BadFault`] if it has no such rank, or a gradient that is to be non-finite
+    /// would be finite.
     pub(crate) fn check(&self, size: usize) -> Result<(), Error> {
-        let refused = |problem| Error::BadFault { fault: self.to_string(), problem };
+        let refused =
+            |problem| Error::World(WorldError::BadFault { fault: self.to_string(), problem });
         if self.rank.index() >= size {
             let problem = format!("the world has {size} ranks, numbered from 0");
             return Err(refused(problem));
@@ -230,8 +231,10 @@ pub(crate) struct Injector {
 struct FaultProgress {
     /// The faults that have not fired.
     armed: Vec<Fault>,
-    /// The step and the epoch of its last call.
-    step: (u64, u64),
+    /// The step of its last call.
+    step: u64,
+    /// The epoch of its last call.
+    epoch: u64,
     /// Its calls in that step, and in no other epoch.
     calls: u64,
     left: bool,
@@ -256,20 +259,23 @@ impl Injector {
     /// elements.
     pub(crate) fn due(
         &self,
-        step: (u64, u64),
+        step: u64,
+        epoch: u64,
         tag: &Tag,
         gradients: &[Option<Arc<dyn GradientValues>>],
     ) -> Vec<Fault> {
         let has_gradient = gradients.iter().flatten().any(|it| !it.is_empty());
         let mut progress = self.progress.lock();
-        if progress.step != step {
-            (progress.step, progress.calls) = (step, 0);
+        if (progress.step, progress.epoch) != (step, epoch) {
+            progress.step = step;
+            progress.epoch = epoch;
+            progress.calls = 0;
         }
         let number = progress.calls;
         progress.calls += 1;
         let is_due = |fault: &mut Fault| {
             let can_be = has_gradient || !matches!(fault.kind, FaultKind::NonFinite(_));
-            can_be && fault.step == step.0 && is_at(fault, number, tag)
+            can_be && fault.step == step && is_at(fault, number, tag)
         };
         progress.armed.extract_if(.., is_due).collect()
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use hsdp_flight::FlightRecord;
 use hsdp_sharding::Rank;
 
-use crate::engine::{Record, Status};
+use crate::engine::{EarlyEnds, Record};
 use crate::handle::RankHandle;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::threads::OwnRank;
@@ -19,7 +19,7 @@ pub(crate) struct Dump {
     rank: Rank,
     size: usize,
     record: Arc<Record>,
-    status: Arc<Status>,
+    status: Arc<EarlyEnds>,
     written: AtomicBool,
 }
 

@@ -9,7 +9,7 @@ use hsdp_sharding::{DType, Rank};
 
 use crate::handle::RankHandle;
 use crate::site::Site;
-use crate::{Channel, Error, GroupId, Op, Tag};
+use crate::{CallError, Channel, Error, GroupId, Op, Tag};
 
 /// An ordered set of ranks, on one channel, and this rank's place in it.
 ///
@@ -29,11 +29,13 @@ impl Group {
         ranks: &[Rank],
         channel: Channel,
     ) -> Result<Self, Error> {
-        let refuse = |problem| Error::BadGroup {
-            rank: handle.own.rank,
-            size: handle.size,
-            ranks: ranks.iter().map(|rank| rank.get()).collect(),
-            problem,
+        let refuse = |problem| {
+            Error::Call(CallError::BadGroup {
+                rank: handle.own.rank,
+                size: handle.size,
+                ranks: ranks.iter().map(|rank| rank.get()).collect(),
+                problem,
+            })
         };
         if ranks.iter().any(|rank| rank.index() >= handle.size) {
             return Err(refuse("a member is not in the world"));
@@ -130,7 +132,7 @@ impl Group {
     /// The rank of a member.
     ///
     /// # Errors
-    /// [`Error::Refused`] if there is no such member.
+    /// [`CallError::Refused`] if there is no such member.
     pub(crate) fn member(&self, op: Op, what: &str, index: usize) -> Result<Rank, Error> {
         let member = self.site.ranks.get(index).copied();
         let members = self.size();
@@ -139,7 +141,7 @@ impl Group {
     }
 
     pub(crate) fn refused(&self, op: Op, problem: String) -> Error {
-        Error::Refused { op, rank: self.rank(), problem }
+        CallError::Refused { op, rank: self.rank(), problem }.into()
     }
 
     pub(crate) fn bad_count(

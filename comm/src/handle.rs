@@ -15,7 +15,7 @@ use hsdp_flight::EntryNumber;
 use hsdp_kernels::cuda::{CudaError, Device, Stream};
 use hsdp_sharding::Rank;
 
-use crate::call::Call;
+use crate::call::GroupCall;
 use crate::fault::Injector;
 use crate::nccl::Connected;
 use crate::remote::Endpoint;
@@ -23,7 +23,9 @@ use crate::site::{Sequence, Site};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU32};
 use crate::threads::{Core, OwnRank, in_work};
-use crate::{AbortReason, Channel, Descriptor, Error, GroupId, Op, WorldOptions};
+use crate::{
+    AbortReason, CallError, Channel, Descriptor, Error, GroupId, Op, WorldError, WorldOptions,
+};
 
 /// A rank's place in its world. All handles of a rank share it; when the last one goes, the rank
 /// has left.
@@ -136,12 +138,12 @@ impl RankHandle {
     /// Whether an operation may be issued now.
     pub(crate) fn check(&self, op: Op) -> Result<(), Error> {
         if in_work() {
-            return Err(Error::Reentrant { op, rank: self.own.rank });
+            return Err(CallError::Reentrant { op, rank: self.own.rank }.into());
         }
         let (made_in, mark) = self.made_in;
         if mark != process_mark() {
             let called_in = std::process::id();
-            return Err(Error::Forked { op, rank: self.own.rank, made_in, called_in });
+            return Err(CallError::Forked { op, rank: self.own.rank, made_in, called_in }.into());
         }
         self.announce_withheld();
         self.own.status().check(self.own.record.epoch())
@@ -154,7 +156,7 @@ impl RankHandle {
     pub(crate) fn enter(
         &self,
         site: &Site,
-        call: Call,
+        call: GroupCall,
     ) -> Result<(Arc<Descriptor>, EntryNumber), Error> {
         self.check(call.op)?;
         let epoch = self.own.record.epoch();
@@ -169,11 +171,20 @@ impl RankHandle {
     pub(crate) fn abort(&self, reason: AbortReason) {
         let step = self.own.record.step();
         let operation = self.own.record.last();
-        self.own.core.end(Error::WorldAborted { rank: self.own.rank, step, operation, reason });
+        self.own
+            .core
+            .end(WorldError::Aborted { rank: self.own.rank, step, operation, reason }.into());
     }
 
     pub(crate) fn out_of_memory(&self, op: Op, bytes: usize, what: String) -> Error {
-        Error::OutOfMemory { op, rank: self.own.rank, step: self.own.record.step(), bytes, what }
+        CallError::OutOfMemory {
+            op,
+            rank: self.own.rank,
+            step: self.own.record.step(),
+            bytes,
+            what,
+        }
+        .into()
     }
 
     /// The panic in which a step ended was caught, since this rank goes on: now the others hear of

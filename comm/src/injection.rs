@@ -9,18 +9,18 @@ use half::{bf16, f16};
 use hsdp_kernels::{GradientValues, Values};
 use hsdp_sharding::{DType, Rank};
 
-use crate::call::Call;
+use crate::call::GroupCall;
 use crate::fault::{Fault, FaultKind};
 use crate::handle::RankHandle;
 use crate::site::Site;
-use crate::{Counts, Error, Op, Reduction};
+use crate::{CallError, Counts, Error, Op, Reduction};
 
 /// A call after the faults that are due at it.
 pub(crate) struct Injected {
     /// The call as the others are told of it.
-    pub(crate) call: Call,
+    pub(crate) call: GroupCall,
     /// The description of the elements that the call moves, where `call` says something else.
-    pub(crate) actual: Option<Call>,
+    pub(crate) actual: Option<GroupCall>,
     pub(crate) how: HowIssued,
 }
 
@@ -39,7 +39,7 @@ impl RankHandle {
     pub(crate) fn inject(
         &self,
         site: &Site,
-        call: Call,
+        call: GroupCall,
         gradients: &mut [Option<Arc<dyn GradientValues>>],
     ) -> Result<Injected, Error> {
         let mut injected = Injected { call, actual: None, how: HowIssued::Issued };
@@ -51,8 +51,9 @@ impl RankHandle {
             return Err(self.injected(call, "it left its world, by an injected fault"));
         }
         self.check(call.op)?;
-        let step = (self.own.record.step(), self.own.record.epoch());
-        let due = self.faults.due(step, &call.tag, gradients);
+        let step = self.own.record.step();
+        let epoch = self.own.record.epoch();
+        let due = self.faults.due(step, epoch, &call.tag, gradients);
         for Fault { kind, .. } in due {
             self.commit(kind, site, &mut injected, gradients)?;
         }
@@ -99,27 +100,28 @@ impl RankHandle {
         Ok(())
     }
 
-    fn lacks_memory(&self, call: &Call) -> Error {
+    fn lacks_memory(&self, call: &GroupCall) -> Error {
         let what = format!("its elements, in {} (an injected fault)", call.tag);
         self.out_of_memory(call.op, call.bytes(), what)
     }
 
     /// Sleeps until the world ends, or no rank is left to end it.
-    fn freeze(&self, call: &Call) -> Error {
+    fn freeze(&self, call: &GroupCall) -> Error {
         let end =
             self.own.status().sleep(Duration::MAX, || self.own.core.state.is_last(self.own.rank));
         let what = "frozen by an injected fault, until all others had left";
         end.unwrap_or_else(|| self.injected(call, what))
     }
 
-    fn injected(&self, call: &Call, what: &str) -> Error {
+    fn injected(&self, call: &GroupCall, what: &str) -> Error {
         let what = format!("{what}, in {}", call.tag);
-        Error::Injected { op: call.op, rank: self.own.rank, step: self.own.record.step(), what }
+        CallError::Injected { op: call.op, rank: self.own.rank, step: self.own.record.step(), what }
+            .into()
     }
 }
 
 /// Has `rank`, one of `ranks`, say something else than it meant.
-fn lie(kind: FaultKind, call: &mut Call, rank: Rank, ranks: &[Rank]) {
+fn lie(kind: FaultKind, call: &mut GroupCall, rank: Rank, ranks: &[Rank]) {
     match kind {
         FaultKind::WrongOp if call.op == Op::AllGather => call.op = Op::AllReduce,
         FaultKind::WrongOp => call.op = Op::AllGather,

@@ -8,7 +8,7 @@ use hsdp_kernels::Element;
 use hsdp_sharding::{ByteCount, Rank};
 
 use crate::apart::Execution;
-use crate::call::{Call, Described};
+use crate::call::{Described, GroupCall};
 use crate::engine::Record;
 use crate::execute::{At, Contribute, Meter, Vectors, Work};
 use crate::handle::Backend;
@@ -17,7 +17,7 @@ use crate::pattern::Pattern;
 use crate::site::Site;
 use crate::sync::atomic::AtomicUsize;
 use crate::threads::{InBlock, MemberCall, Ticket};
-use crate::{Channel, Descriptor, Error, Group, Op, Pending, Tag};
+use crate::{CallError, Channel, Descriptor, Error, Group, Op, Pending, Tag};
 
 /// The most bytes for which a group of one is done in less time than it takes to note the time:
 /// some ten microseconds.
@@ -26,7 +26,7 @@ const QUICK_BYTES: usize = 32 << 10;
 impl Group {
     /// Issues an operation of all members. Each member makes its result of its own output, which
     /// may say that it failed.
-    pub(crate) fn issue<D, O>(&self, call: Call, own: D) -> Result<Pending<O>, Error>
+    pub(crate) fn issue<D, O>(&self, call: GroupCall, own: D) -> Result<Pending<O>, Error>
     where
         D: Contribute,
         O: TryFrom<D::Gets>,
@@ -44,7 +44,7 @@ impl Group {
     /// Issues an operation; where members share no memory, `issue_apart` does.
     pub(crate) fn issue_or<D, O>(
         &self,
-        call: Call,
+        call: GroupCall,
         mut own: D,
         issue_apart: impl FnOnce(MemberCall<'_>, Described, D) -> Result<Pending<O>, Error>,
     ) -> Result<Pending<O>, Error>
@@ -81,7 +81,7 @@ impl Group {
     /// where there is no other member to meet.
     pub(crate) fn transfer<T: Element>(
         &self,
-        call: Call,
+        call: GroupCall,
         ranks: [Rank; 2],
         mut own: Vectors<T>,
     ) -> Result<Option<Ticket>, Error> {
@@ -89,7 +89,7 @@ impl Group {
         let site = self.pair(ranks, slot);
         let absent = self.absent_at(&site);
         if !absent.is_empty() {
-            return Err(Error::Absent { op: call.op, rank: self.rank(), absent });
+            return Err(CallError::Absent { op: call.op, rank: self.rank(), absent }.into());
         }
         let (described, Some(entry)) = self.enter(&site, call, &mut own)? else {
             return Ok(None);
@@ -131,7 +131,7 @@ impl Group {
         if op == Op::Barrier && !absent.contains(&rank) {
             return Ok(Cow::Owned(self.without(&absent)));
         }
-        Err(Error::Absent { op, rank, absent })
+        Err(CallError::Absent { op, rank, absent }.into())
     }
 
     /// The ranks at the site that have no data, and this rank if it has none; no rank, if the call
@@ -150,7 +150,7 @@ impl Group {
     fn enter<D: Contribute>(
         &self,
         site: &Site,
-        call: Call,
+        call: GroupCall,
         contribution: &mut D,
     ) -> Result<(Described, Option<EntryNumber>), Error> {
         let gradients = contribution.gradients();
@@ -173,7 +173,7 @@ impl Group {
     /// The barrier of a fault, for which no thread waits.
     fn extra_barrier(&self, site: &Site, tag: Tag) -> Result<(), Error> {
         let own = &self.handle().own;
-        let (compared, entry) = self.handle().enter(site, Call::new(Op::Barrier, tag))?;
+        let (compared, entry) = self.handle().enter(site, GroupCall::new(Op::Barrier, tag))?;
         let member = MemberCall { own, site, entry };
         let described = Described { compared, actual: None };
         let _ticket = match own.endpoint() {

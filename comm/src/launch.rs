@@ -23,7 +23,7 @@ const STACK_BYTES: usize = 16 << 20;
 /// returns the result of each, in rank order. Each of them calls `rank` once, with its own world.
 ///
 /// The error of a rank ends the world. The other ranks get its text from the operation for which
-/// they wait, in [`Error::WorldAborted`](crate::Error::WorldAborted), and do not wait for the rank.
+/// they wait, in [`WorldError::Aborted`](crate::WorldError), and do not wait for the rank.
 /// A panic of a rank does the same with its message, as soon as the panic's hook has run, and the
 /// result of the rank is a [`RankFailure`] as an `E`. The others get no separate error for the step
 /// that the panic aborts. A rank that returns a value while others wait for it has left, which ends

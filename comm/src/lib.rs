@@ -117,14 +117,14 @@ mod engine {
     mod rank;
     mod state;
 
-    pub(crate) use self::clock::{Alarm, Clock, FAR, from_now};
+    pub(crate) use self::clock::{Alarm, FAR, WaitClock, from_now};
     #[cfg(test)]
     pub(crate) use self::operation::Gatherings;
     pub(crate) use self::operation::{
-        Arrivals, Arrived, Attendance, Difference, Key, Operation, Outputs, PerMember, discard,
-        panic_message,
+        Arrivals, Arrived, Attendance, Difference, Key, Outputs, PerMember, SharedOperation,
+        discard, panic_message,
     };
-    pub(crate) use self::rank::{Record, Status};
+    pub(crate) use self::rank::{EarlyEnds, Record};
     pub(crate) use self::state::WorldState;
 }
 mod environment;
@@ -163,7 +163,9 @@ mod world;
 
 pub use self::device::{DeviceAccumulator, DeviceReduced};
 pub use self::environment::{Launched, Launcher};
-pub use self::error::{AbortReason, Error, Mistake, RankFailure, StepFailure};
+pub use self::error::{
+    AbortReason, CallError, Error, Mistake, RankFailure, SetupError, StepFailure, WorldError,
+};
 pub use self::execute::{Accumulator, Contribution, Lent, NonFiniteAt, Reduced};
 pub use self::fault::{Fault, FaultKind, FaultPlace};
 pub use self::group::Group;

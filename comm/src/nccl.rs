@@ -16,7 +16,7 @@ mod watchdog;
 
 pub use crate::error::NcclError;
 
-pub(crate) use self::calls::Carrier;
+pub(crate) use self::calls::NcclCarrier;
 pub use self::communicator::{Communicator, Patience, UniqueId};
 pub(crate) use self::connected::Connected;
 pub use self::transfer::Transfer;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::comparison::gathered;
 use crate::handle::Backend;
 use crate::remote::find_difference;
-use crate::rolling::Membership;
+use crate::rolling::GroupMembership;
 use crate::{Channel, Descriptor, Error, Group, World};
 
 /// # Operations that NCCL carries between processes
@@ -38,8 +38,8 @@ impl World {
     /// of an axis of a mesh do.
     ///
     /// # Errors
-    /// [`Error::CollectiveMismatch`] on all ranks, with the calls of the members of a group about
-    /// the first operation that differs; the errors of any collective.
+    /// [`WorldError::Mismatch`](crate::WorldError) on all ranks, with the calls of the members of a
+    /// group about the first operation that differs; the errors of any collective.
     pub fn compare_operations(&self, groups: &[&Group]) -> Result<(), Error> {
         let rolling = &self.handle().own.record.rolling;
         groups.iter().for_each(|group| rolling.know(group.id()));
@@ -62,8 +62,8 @@ impl World {
 }
 
 impl Group {
-    fn membership(&self) -> Membership {
-        Membership { group: self.id(), slot: self.index(), size: self.size() }
+    fn membership(&self) -> GroupMembership {
+        GroupMembership { group: self.id(), slot: self.index(), size: self.size() }
     }
 }
 

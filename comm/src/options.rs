@@ -28,13 +28,11 @@ pub struct WorldOptions {
     pub late: Duration,
     /// How long a rank waits for one operation before it checks for a circle: ranks that wait for
     /// each other, each in an operation that another of them has not issued, so that none can go
-    /// on. A circle ends the world with [`CollectiveMismatch`]. Default 200 ms.
+    /// on. A circle ends the world with [`WorldError::Mismatch`](crate::WorldError). Default 200 ms.
     ///
     /// A rank that has issued from several threads is never part of a circle. If a thread may issue
     /// for the very first time while its rank waits elsewhere, set `Duration::MAX`: then only the
     /// deadline ends such waits.
-    ///
-    /// [`CollectiveMismatch`]: crate::Error::CollectiveMismatch
     pub circle_grace: Duration,
     /// Worker threads that do the work of operations beside the ranks.
     pub workers: Workers,
@@ -62,8 +60,8 @@ impl WorldOptions {
     /// is made: a program that has them from its user can call this first.
     ///
     /// # Errors
-    /// [`Error::BadFault`] for a fault of a rank that the world does not have, or of a gradient
-    /// that would be finite.
+    /// [`WorldError::BadFault`](crate::WorldError) for a fault of a rank that the world does not
+    /// have, or of a gradient that would be finite.
     pub fn check(&self, size: usize) -> Result<(), Error> {
         self.faults.iter().try_for_each(|fault| fault.check(size))
     }

@@ -51,10 +51,11 @@ impl<T> Pending<T> {
     /// After an error, others may hold them for a while.
     ///
     /// # Errors
-    /// The error that ended the operation early: [`Error::CollectiveMismatch`],
-    /// [`Error::StepAborted`], [`Error::WorldAborted`] or [`Error::WorkFailed`] (also when the
-    /// deadline of the world passes); or [`Error::Reentrant`] when called by the code that lends a
-    /// gradient to an operation. The buffers of a failed operation are lost.
+    /// The error that ended the operation early: [`WorldError::Mismatch`](crate::WorldError),
+    /// [`Error::StepAborted`], [`WorldError::Aborted`](crate::WorldError) or
+    /// [`WorldError::WorkFailed`](crate::WorldError) (also when the deadline of the world passes);
+    /// or [`CallError::Reentrant`](crate::CallError) when called by the code that lends a gradient
+    /// to an operation. The buffers of a failed operation are lost.
     pub fn wait(self) -> Result<T, Error> {
         match self.state {
             Progressing::Ready(output) => Ok(output),

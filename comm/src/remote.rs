@@ -30,14 +30,16 @@ mod transport;
 mod tree;
 mod wires;
 
-pub(crate) use self::buffer::{BLOCK_BYTES, Buffer, Pool};
+pub(crate) use self::buffer::{BLOCK_BYTES, Buffer, BufferPool};
 pub(crate) use self::comparer::{Urgency, find_difference};
 pub(crate) use self::drain::{ALL_EPOCHS, CallNumber, CallShape, Calls, DeviceCall};
-pub(crate) use self::endpoint::{Endpoint, Request};
+pub(crate) use self::endpoint::{Endpoint, EndpointRequest};
 pub(crate) use self::header::{DataHeader, bytes as header_bytes};
 pub(crate) use self::hello::Asked;
 pub(crate) use self::mailbox::Open;
-pub(crate) use self::message::{Kind, Message};
+pub(crate) use self::message::{MessageKind, RankMessage};
 pub(crate) use self::transmit::{DataMessage, DataMessages, form_of};
-pub(crate) use self::transport::{Answer, Cause, Loss, Transport, TransportError, Waker, copied};
+pub(crate) use self::transport::{
+    Answer, Cause, PeerLoss, Transport, TransportError, Waker, copied,
+};
 pub(crate) use self::wires::wires;

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use hsdp_sharding::Rank;
 
-use crate::engine::{Alarm, Clock, from_now};
+use crate::engine::{Alarm, WaitClock, from_now};
 use crate::sync::{Condvar, Mutex, thread};
 use crate::world::check_size;
-use crate::{Error, World, WorldOptions};
+use crate::{CallError, Error, SetupError, World, WorldOptions};
 
 /// A meeting point for `size` threads, each of which knows its rank and the size of the world.
 ///
@@ -69,15 +69,15 @@ impl Rendezvous {
     /// ranks have joined. **Collective.**
     ///
     /// # Errors
-    /// At once: [`Error::BadRank`] if the world has no such rank; [`Error::DuplicateRank`] if
-    /// another thread has joined as this rank, and that thread is not affected;
-    /// [`Error::WorldSize`] if the size is not that of the world, then on all ranks, also those
-    /// that join later; [`Error::TooManyRanks`] on all ranks, if it has more than 4096;
-    /// [`Error::BadFault`] on all ranks if the world [cannot have](WorldOptions::check) its
-    /// options. After the deadline: [`Error::Incomplete`] on all ranks that joined. Time in which
-    /// the process was stopped does not count.
+    /// At once: [`CallError::BadRank`] if the world has no such rank; [`SetupError::DuplicateRank`]
+    /// if another thread has joined as this rank, and that thread is not affected;
+    /// [`SetupError::WorldSize`] if the size is not that of the world, then on all ranks, also
+    /// those that join later; [`SetupError::TooManyRanks`] on all ranks, if it has more than 4096;
+    /// [`WorldError::BadFault`](crate::WorldError) on all ranks if the world [cannot
+    /// have](WorldOptions::check) its options. After the deadline: [`SetupError::Incomplete`] on
+    /// all ranks that joined. Time in which the process was stopped does not count.
     pub fn join(&self, rank: Rank, size: usize) -> Result<World, Error> {
-        let clock = Clock::until(self.deadline);
+        let clock = WaitClock::until(self.deadline);
         let world = self.claim(&mut self.meeting.lock(), rank, size)?;
         self.changed.notify_all();
         self.wait_for_others(clock)?;
@@ -89,12 +89,12 @@ impl Rendezvous {
             return Err(failure.clone());
         }
         if told != self.size {
-            let error = Error::WorldSize { rank, size: self.size, told };
+            let error = Error::from(SetupError::WorldSize { rank, size: self.size, told });
             meeting.failure = Some(error.clone());
             self.changed.notify_all();
             return Err(error);
         }
-        let bad_rank = Error::BadRank { rank, size: self.size };
+        let bad_rank = CallError::BadRank { rank, size: self.size };
         let claim = meeting.claims.get_mut(rank.index()).ok_or(bad_rank)?;
         let claimant = name_of_this_thread();
         match std::mem::replace(claim, Claim::Taken(Arc::clone(&claimant))) {
@@ -104,12 +104,12 @@ impl Rendezvous {
             }
             Claim::Taken(first) => {
                 *claim = Claim::Taken(Arc::clone(&first));
-                Err(Error::DuplicateRank { rank, first, second: claimant })
+                Err(SetupError::DuplicateRank { rank, first, second: claimant }.into())
             }
         }
     }
 
-    fn wait_for_others(&self, mut clock: Clock) -> Result<(), Error> {
+    fn wait_for_others(&self, mut clock: WaitClock) -> Result<(), Error> {
         loop {
             // Without the lock: it may warn, and a subscriber of warnings may run any code.
             let alarm = clock.alarm();
@@ -133,7 +133,7 @@ impl Rendezvous {
             let list = if matches!(claim, Claim::Free(_)) { &mut missing } else { &mut arrived };
             list.push(rank);
         }
-        Error::Incomplete { deadline: self.deadline, arrived, missing }
+        SetupError::Incomplete { deadline: self.deadline, arrived, missing }.into()
     }
 }
 

@@ -33,15 +33,15 @@ pub(crate) struct RolledCall {
 }
 
 /// The last entries of each group, at most [`KEPT`].
-type Groups = BTreeMap<GroupId, VecDeque<RolledCall>>;
+type RolledGroups = BTreeMap<GroupId, VecDeque<RolledCall>>;
 
 /// The counters and hashes of one rank.
 #[derive(Debug, Default)]
-pub(crate) struct Rolling(Mutex<Groups>);
+pub(crate) struct Rolling(Mutex<RolledGroups>);
 
 /// A rank's place in a group.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Membership {
+pub(crate) struct GroupMembership {
     pub(crate) group: GroupId,
     pub(crate) slot: usize,
     pub(crate) size: usize,
@@ -87,9 +87,9 @@ impl Rolling {
     /// The rank's share of the check of `groups`: the sum of all ranks' words is 0, modulo 2^128,
     /// if the members of each group issued the same operations. If they did not, it is 0 with a
     /// probability of about 2^-128.
-    pub(crate) fn word(&self, groups: impl IntoIterator<Item = Membership>) -> u128 {
+    pub(crate) fn word(&self, groups: impl IntoIterator<Item = GroupMembership>) -> u128 {
         let all = self.0.lock();
-        let share = |it: Membership| {
+        let share = |it: GroupMembership| {
             let (_, hash) = now(&all, it.group);
             it.coefficient().wrapping_mul(u128::from_le_bytes(hash))
         };
@@ -98,12 +98,12 @@ impl Rolling {
 }
 
 /// The number of operations of a group, and the hash of all of them.
-fn now(groups: &Groups, group: GroupId) -> (u64, RollingHash) {
+fn now(groups: &RolledGroups, group: GroupId) -> (u64, RollingHash) {
     let last = groups.get(&group).and_then(VecDeque::back);
     last.map_or_else(Default::default, |last| (last.index + 1, last.hash))
 }
 
-fn keep(groups: &mut Groups, entry: RolledCall) {
+fn keep(groups: &mut RolledGroups, entry: RolledCall) {
     debug_assert_eq!(entry.index, now(groups, entry.group).0, "no number is left out");
     let kept = groups.entry(entry.group).or_default();
     if kept.len() == KEPT {
@@ -112,7 +112,7 @@ fn keep(groups: &mut Groups, entry: RolledCall) {
     kept.push_back(entry);
 }
 
-impl Membership {
+impl GroupMembership {
     /// The coefficient of this member. Those of all members of a group add up to 0.
     fn coefficient(&self) -> u128 {
         let next = (self.slot + 1) % self.size;

@@ -36,12 +36,12 @@ fn received_bytes(descriptor: &Descriptor, ranks: &[Rank]) -> f64 {
 
 /// The links of a world's slow channels.
 #[derive(Debug, Default)]
-pub(crate) struct Links {
+pub(crate) struct SlowLinks {
     /// By group: until when its link is taken.
     taken: Mutex<HashMap<GroupId, Instant>>,
 }
 
-impl Links {
+impl SlowLinks {
     /// When an operation whose last member has just come is through; `None` if its channel is none
     /// of those that are `slow`.
     pub(crate) fn carry(

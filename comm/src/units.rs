@@ -8,7 +8,7 @@ use std::sync::Arc;
 use hsdp_kernels::{Divisor, GradientValues, HostBuffer, SharedBuffer, Wire};
 use hsdp_sharding::{DType, Role, UnitLayout};
 
-use crate::call::Call;
+use crate::call::GroupCall;
 use crate::execute::{
     Accumulator, Contribution, Reduced, SharedGatherContribution, Source, UnitGatherContribution,
     UnitReduceContribution, Vectors,
@@ -22,8 +22,8 @@ use crate::{Error, Group, Op, Pending, Reduction, Scaling, Tag};
 /// the call, rounds nothing to the wire, divides once by both divisors, and counts nothing.
 ///
 /// Before anything is issued, every call refuses arguments that are wrong on this member alone, and
-/// [`Error::Reentrant`] calls. It returns the error of a step or world that has ended.
-/// [`Pending::wait`] returns the errors that only all members together can detect.
+/// [`CallError::Reentrant`](crate::CallError) calls. It returns the error of a step or world that
+/// has ended. [`Pending::wait`] returns the errors that only all members together can detect.
 impl Group {
     /// Gathers a unit: every member's shard is copied into every member's parameters.
     ///
@@ -34,8 +34,9 @@ impl Group {
     /// parameters, too.
     ///
     /// # Errors
-    /// [`Error::Refused`] if the layout does not have one shard for each member, or if the shard or
-    /// a target does not fit the layout, or if a target has another dtype than the shard.
+    /// [`CallError::Refused`](crate::CallError) if the layout does not have one shard for each
+    /// member, or if the shard or a target does not fit the layout, or if a target has another
+    /// dtype than the shard.
     pub fn gather_unit(
         &self,
         tag: Tag,
@@ -49,7 +50,7 @@ impl Group {
         self.check_len(op, "the shard", shard.len(), layout.shard_len())?;
         let dtype = shard.dtype();
         self.check_targets(&layout, &targets, dtype)?;
-        let call = Call::new(op, tag).of(dtype, layout.shard_len());
+        let call = GroupCall::new(op, tag).of(dtype, layout.shard_len());
         self.issue(call, UnitGatherContribution { layout, shard, targets })
     }
 
@@ -64,10 +65,10 @@ impl Group {
     /// The output is `None` in a counting world, and for a call that a fault skipped.
     ///
     /// # Errors
-    /// [`Error::Refused`] if the number of members is not a multiple of the layout's shards, or if
-    /// the shard or a buffer does not fit the layout, the first member passes no holder, another
-    /// member passes one, or there is another handle of the holder, or if a buffer has another
-    /// dtype than the shard, or where the members share no memory.
+    /// [`CallError::Refused`](crate::CallError) if the number of members is not a multiple of the
+    /// layout's shards, or if the shard or a buffer does not fit the layout, the first member
+    /// passes no holder, another member passes one, or there is another handle of the holder, or if
+    /// a buffer has another dtype than the shard, or where the members share no memory.
     pub fn gather_unit_shared<T>(
         &self,
         tag: Tag,
@@ -95,7 +96,7 @@ impl Group {
             let alone = Arc::get_mut(holder).map(AsMut::as_mut);
             self.check_targets(&layout, alone.map_or(&[], |targets| &*targets), dtype)?;
         }
-        let call = Call::new(op, tag).of(dtype, layout.shard_len());
+        let call = GroupCall::new(op, tag).of(dtype, layout.shard_len());
         if self.size() > 1 && self.handle().endpoint().is_some() {
             return Err(self.apart(op));
         }
@@ -112,8 +113,8 @@ impl Group {
     /// gradients, too.
     ///
     /// # Errors
-    /// [`Error::Refused`] if the layout does not have one shard for each member, or if a gradient
-    /// or the partial does not fit the layout.
+    /// [`CallError::Refused`](crate::CallError) if the layout does not have one shard for each
+    /// member, or if a gradient or the partial does not fit the layout.
     pub fn reduce_unit(
         &self,
         tag: Tag,
@@ -239,6 +240,9 @@ impl Group {
 }
 
 /// A call that sums so many elements on the wire of `scaling`.
-pub(crate) fn scaled_sum(op: Op, tag: Tag, count: usize, scaling: Scaling) -> Call {
-    Call::new(op, tag).of(scaling.wire.dtype(), count).reduction(Reduction::Sum).scaling(scaling)
+pub(crate) fn scaled_sum(op: Op, tag: Tag, count: usize, scaling: Scaling) -> GroupCall {
+    GroupCall::new(op, tag)
+        .of(scaling.wire.dtype(), count)
+        .reduction(Reduction::Sum)
+        .scaling(scaling)
 }

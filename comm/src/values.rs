@@ -4,7 +4,7 @@ use hsdp_sharding::Rank;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::{Channel, Error, Op, Tag, World};
+use crate::{CallError, Channel, Error, Op, Tag, World};
 
 /// The most bytes of a value that [`World::broadcast`] hands out.
 const MOST_BYTES: usize = 1 << 20;
@@ -71,9 +71,9 @@ impl World {
     /// ```
     ///
     /// # Errors
-    /// [`Error::BadRank`] if the world has no rank `from`; [`Error::Refused`] on all ranks if its
-    /// value has more bytes or cannot be written as bytes, and on a rank that cannot read it as a
-    /// `T`; those of [`Group::broadcast`](crate::Group::broadcast), and of its wait.
+    /// [`CallError::BadRank`] if the world has no rank `from`; [`CallError::Refused`] on all ranks
+    /// if its value has more bytes or cannot be written as bytes, and on a rank that cannot read it
+    /// as a `T`; those of [`Group::broadcast`](crate::Group::broadcast), and of its wait.
     pub fn broadcast<T: Serialize + DeserializeOwned>(
         &self,
         value: T,
@@ -82,7 +82,7 @@ impl World {
         let rank = self.rank();
         let size = self.size();
         if from.index() >= size {
-            return Err(Error::BadRank { rank: from, size });
+            return Err(CallError::BadRank { rank: from, size }.into());
         }
         let bytes = (rank == from).then(|| postcard::to_allocvec(&value).ok()).flatten();
         let len = self
@@ -120,6 +120,6 @@ impl World {
     }
 
     fn refused(&self, problem: String) -> Error {
-        Error::Refused { op: Op::Broadcast, rank: self.rank(), problem }
+        CallError::Refused { op: Op::Broadcast, rank: self.rank(), problem }.into()
     }
 }

@@ -12,7 +12,10 @@ use crate::options::{Between, WorldOptions};
 use crate::remote::{self, Asked, Endpoint, Transport};
 use crate::sync::atomic::Ordering;
 use crate::threads::{Core, OwnRank};
-use crate::{AbortReason, Channel, Error, Fault, FlightRecord, Group, Mistake, StepFailure};
+use crate::{
+    AbortReason, CallError, Channel, Error, Fault, FlightRecord, Group, Mistake, SetupError,
+    StepFailure,
+};
 
 /// The most ranks of a world in one process, as many as the control plane has.
 pub(crate) const MOST_RANKS: usize = 4096;
@@ -20,10 +23,10 @@ pub(crate) const MOST_RANKS: usize = 4096;
 /// Checks that `size` ranks may be threads of one process, before memory is taken for them.
 ///
 /// # Errors
-/// [`Error::TooManyRanks`].
+/// [`SetupError::TooManyRanks`].
 pub(crate) fn check_size(size: usize) -> Result<(), Error> {
     if size > MOST_RANKS {
-        return Err(Error::TooManyRanks { size, most: MOST_RANKS });
+        return Err(SetupError::TooManyRanks { size, most: MOST_RANKS }.into());
     }
     Ok(())
 }
@@ -92,8 +95,8 @@ impl World {
     /// requests, also those that are no ranks.
     ///
     /// # Errors
-    /// Errors of the comparison; [`Error::BadRank`] if there are fewer processes;
-    /// [`Error::BadFault`], which the other ranks are told.
+    /// Errors of the comparison; [`CallError::BadRank`] if there are fewer processes;
+    /// [`WorldError::BadFault`](crate::WorldError), which the other ranks are told.
     #[cfg(any(feature = "mpi", feature = "nccl", test))]
     pub(crate) fn of_first(
         size: usize,
@@ -115,7 +118,7 @@ impl World {
         world.greet()?;
         if size > processes {
             let last = Rank::new((size - 1).min(u32::MAX as usize));
-            return Err(Error::BadRank { rank: last, size: processes });
+            return Err(CallError::BadRank { rank: last, size: processes }.into());
         }
         match refused.filter(|_| is_rank) {
             Some(error) => {
@@ -154,7 +157,7 @@ impl World {
         let Some(endpoint) = own.endpoint() else { return Ok(()) };
         let greeted = endpoint.greet(own.options().deadline);
         greeted.inspect_err(|error| {
-            if matches!(error, Error::Incomplete { .. }) {
+            if matches!(error, Error::Setup(SetupError::Incomplete { .. })) {
                 self.end_here(error);
             }
         })
@@ -176,10 +179,10 @@ impl World {
     /// this one.
     ///
     /// # Errors
-    /// [`Error::BadRank`] if `rank` is not below `size`.
+    /// [`CallError::BadRank`] if `rank` is not below `size`.
     pub fn counting(size: usize, rank: Rank) -> Result<Self, Error> {
         if rank.index() >= size {
-            return Err(Error::BadRank { rank, size });
+            return Err(CallError::BadRank { rank, size }.into());
         }
         Ok(Self { handle: Arc::new(RankHandle::counting(size, rank)) })
     }
@@ -216,8 +219,8 @@ impl World {
     /// are made.
     ///
     /// # Errors
-    /// [`Error::BadGroup`] if this rank is not listed, a rank is listed twice, or a rank is not in
-    /// the world.
+    /// [`CallError::BadGroup`] if this rank is not listed, a rank is listed twice, or a rank is not
+    /// in the world.
     pub fn group(&self, ranks: &[Rank], channel: Channel) -> Result<Group, Error> {
         Group::new(&self.handle, ranks, channel)
     }
@@ -258,8 +261,8 @@ impl World {
     ///
     /// On [`Channel::User`], a barrier of a group takes place among the members that have data.
     /// Every other collective of a group, and every transfer, with a member that has no data is
-    /// refused, and so are all calls of an absent rank ([`Error::Absent`]). Other channels are not
-    /// affected.
+    /// refused, and so are all calls of an absent rank ([`CallError::Absent`]). Other channels are
+    /// not affected.
     ///
     /// **Collective** in the sense that all ranks must set the same list between the same two of
     /// their operations. The call waits for no rank; a rank with another list joins another barrier
@@ -383,8 +386,9 @@ impl World {
     /// Ends the world on all ranks, for good. Where ranks share memory, it waits for no other rank.
     /// Where they do not, it waits for at most half a second, until all ranks agree on one end.
     ///
-    /// Pending operations, and operations that are issued later, end with [`Error::WorldAborted`];
-    /// operations whose members had all arrived complete.
+    /// Pending operations, and operations that are issued later, end with
+    /// [`WorldError::Aborted`](crate::WorldError); operations whose members had all arrived
+    /// complete.
     pub fn abort(&self, reason: &str) {
         self.handle.abort(AbortReason::Requested { reason: reason.into() });
     }

@@ -15,9 +15,9 @@ pub(crate) use crate::error::gradients::Without;
 
 /// An error of the runtime.
 ///
-/// After [`Error::Comm`] with `StepAborted` every rank can begin its next step; after
-/// `WorldAborted` no further operation of this world succeeds. [`Error::is_fatal`] distinguishes
-/// the two cases.
+/// After [`Error::Comm`] with [`StepAborted`](hsdp_comm::Error::StepAborted) every rank can begin
+/// its next step; after [`World`](hsdp_comm::Error::World) no further operation of this world
+/// succeeds. [`Error::is_fatal`] distinguishes the two cases.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

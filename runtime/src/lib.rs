@@ -128,9 +128,9 @@ pub use hsdp_comm::Error as CommError;
 #[cfg(feature = "mpi")]
 pub use hsdp_comm::mpi;
 pub use hsdp_comm::{
-    AbortReason, Channel, Explanation, FlightRecord, Group, Launched, Launcher, LedgerSnapshot,
-    Lent, ModelLabel, ModelName, Op, Pending, RankFailure, Reduction, Rendezvous, Stage,
-    StepFailure, Tag, Workers, World, WorldOptions, explain, launch,
+    AbortReason, CallError, Channel, Explanation, FlightRecord, Group, Launched, Launcher,
+    LedgerSnapshot, Lent, ModelLabel, ModelName, Op, Pending, RankFailure, Reduction, Rendezvous,
+    SetupError, Stage, StepFailure, Tag, Workers, World, WorldError, WorldOptions, explain, launch,
 };
 #[cfg(feature = "nccl")]
 pub use hsdp_comm::{control, nccl};

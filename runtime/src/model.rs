@@ -14,7 +14,9 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use hsdp_comm::{Error as CommError, Fault, FaultPlace, ModelLabel, PartKind, Reduction, World};
+use hsdp_comm::{
+    Error as CommError, Fault, FaultPlace, ModelLabel, PartKind, Reduction, World, WorldError,
+};
 use hsdp_kernels::Element;
 use hsdp_sharding::{FullCopies, ModelSpec, Param, Piece, Plan, Rank, UnitId};
 use parking_lot::Mutex;
@@ -216,8 +218,8 @@ impl ShardedModel {
     /// calls](Self::full_parameters) outside of steps may follow.
     ///
     /// A rank that ends its loop without this call *leaves* the world when it drops its last handle
-    /// of it. Ranks that begin another step then get `WorldAborted`, and the rank that left gets no
-    /// error.
+    /// of it. Ranks that begin another step then get `WorldError::Aborted`, and the rank that left
+    /// gets no error.
     ///
     /// Collective over the world, with the [`next_step`](Self::next_step) of ranks that begin
     /// another step. That call returns the end of the run if no rank has data, or under
@@ -505,7 +507,7 @@ fn check_faults(world: &World, units: usize) -> Result<(), Error> {
     };
     let Some(fault) = world.take_faults().iter().find(lacking) else { return Ok(()) };
     let problem = format!("the model has {units} units, numbered from 0");
-    let error = CommError::BadFault { fault: fault.to_string(), problem };
+    let error = CommError::from(WorldError::BadFault { fault: fault.to_string(), problem });
     world.abort(&error.to_string());
     Err(error.into())
 }

@@ -8,7 +8,7 @@
 //! use hsdp::testing::{Fault, FaultKind};
 //! use hsdp::{
 //!     AbortReason, Channel, CommError, FlightRecord, Group, Pending, Rank, RankFailure, Stage, Tag,
-//!     explain, launch,
+//!     WorldError, explain, launch,
 //! };
 //!
 //! let fault = Fault::at(Rank::new(1), 0, Stage::User, FaultKind::Leave);
@@ -20,7 +20,9 @@
 //! });
 //! let ends = ends.into_iter().map(|end| end.expect("no panic"));
 //! let (errors, records): (Vec<CommError>, Vec<FlightRecord>) = ends.unzip();
-//! let CommError::WorldAborted { rank, reason, .. } = &errors[0] else { unreachable!() };
+//! let CommError::World(WorldError::Aborted { rank, reason, .. }) = &errors[0] else {
+//!     unreachable!()
+//! };
 //! assert!(rank.index() == 1 && matches!(reason, AbortReason::Left { .. }));
 //! assert!(explain(&records).to_string().contains("rank 1"));
 //! ```

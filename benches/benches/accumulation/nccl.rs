@@ -58,8 +58,8 @@ impl ByNccl {
         let device = Device::new(0)?;
         let stream = device.stream()?;
         let patience = Patience::until(ON_A_DEVICE, || false);
-        let place = (rank.index(), mesh.world_size());
-        let mut all = Communicator::join(&device, id, place, patience)?;
+        let size = mesh.world_size();
+        let mut all = Communicator::join(&device, id, rank.index(), size, patience)?;
         let Coordinate { replicate_index, shard_index } = mesh.coordinate(rank);
         let row = all.split(replicate_index, shard_index)?;
         let column = all.split(shard_index, replicate_index)?;

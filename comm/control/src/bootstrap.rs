@@ -9,7 +9,9 @@ use std::time::Duration;
 use hsdp_sharding::Rank;
 
 use crate::options::check_world;
-use crate::{ControlError, Job, Membership, Options, Secret, Server, Terms};
+use crate::{
+    ArgumentError, ControlError, Job, Membership, Options, RendezvousError, Secret, Server, Terms,
+};
 
 /// The variables that every launcher sets.
 const VARIABLES: [&str; 5] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"];
@@ -24,15 +26,17 @@ const VARIABLES: [&str; 5] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR",
 /// | `HSDP_JOB_SECRET`, `HSDP_JOB_SECRET_FILE` | the [`Secret`]; a world of one rank needs none |
 /// | `HSDP_JOB_ID`, `HSDP_JOB_START` | the [`Job`]; otherwise torchrun's `TORCHELASTIC_RUN_ID` and `TORCHELASTIC_RESTART_COUNT` |
 ///
-/// If a host's own name resolves to loopback in its `/etc/hosts`, set `MASTER_ADDR` to an IP address.
+/// If a host's own name resolves to loopback in its `/etc/hosts`, set `MASTER_ADDR` to an IP
+/// address.
 #[derive(Clone, Debug)]
 pub struct Bootstrap {
     /// The rank of this process.
     pub rank: Rank,
     /// Its rank on its host.
     pub local_rank: u32,
-    /// The address, job and secret from the environment, with default [`Deadlines`](crate::Deadlines). The build and the
-    /// digest of the [`Terms`] are the program's to set.
+    /// The address, job and secret from the environment, with default
+    /// [`Deadlines`](crate::Deadlines). The build and the digest of the [`Terms`] are the program's
+    /// to set.
     pub options: Options,
 }
 
@@ -51,8 +55,8 @@ impl Bootstrap {
     /// Reads the environment.
     ///
     /// # Errors
-    /// [`ControlError::Environment`] if a variable is missing, is not a number, or contradicts another, or no secret is given;
-    /// the errors of [`Secret::from_file`].
+    /// [`ArgumentError::Environment`] if a variable is missing, is not a number, or contradicts
+    /// another, or no secret is given; the errors of [`Secret::from_file`].
     pub fn from_env() -> Result<Self, ControlError> {
         let get = |name: &'static str| match env::var(name) {
             Ok(value) => Ok(Some(value)),
@@ -84,7 +88,8 @@ impl Bootstrap {
         Ok(Self { rank: Rank::new(rank as usize), local_rank, options })
     }
 
-    /// Starts the coordinator on rank 0, and joins. **Collective**: every process of the job calls it.
+    /// Starts the coordinator on rank 0, and joins. **Collective**: every process of the job calls
+    /// it.
     ///
     /// # Errors
     /// The errors of [`Server::start`] and [`Membership::join`].
@@ -93,7 +98,11 @@ impl Bootstrap {
         let handshake = options.deadlines.handshake;
         let server = (rank.get() == 0).then(|| Server::start(options.clone())).transpose()?;
         let joined = Membership::join(rank, options);
-        if let (Err(ControlError::ConfigMismatch { .. }), Some(server)) = (&joined, &server) {
+        if let (
+            Err(ControlError::Rendezvous(RendezvousError::ConfigMismatch { .. })),
+            Some(server),
+        ) = (&joined, &server)
+        {
             // A rank that joins later would find no coordinator, and never learn the reason.
             server.tell_difference(handshake);
         }
@@ -107,7 +116,7 @@ impl Joined {
     /// # Errors
     /// The errors of [`Membership::leave`] and [`Server::finish`].
     pub fn finish(self, within: Duration) -> Result<(), ControlError> {
-        let left = self.membership.leave();
+        let left = self.membership.leave().map_err(ControlError::from);
         // If leaving failed, too: the others need the coordinator.
         left.and(self.server.map_or(Ok(()), |server| server.finish(within)))
     }
@@ -184,7 +193,7 @@ fn resolve(host: &str, port: u16) -> Result<SocketAddr, ControlError> {
 }
 
 fn wrong(variable: &'static str, value: Option<String>, problem: impl ToString) -> ControlError {
-    ControlError::Environment { variable, value, problem: problem.to_string() }
+    ArgumentError::Environment { variable, value, problem: problem.to_string() }.into()
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! The decisions of the coordinator: which ranks have joined, are silent, are lost or have left, and which messages
-//! members get. No I/O, no thread and no clock: the caller passes the time.
+//! The decisions of the coordinator: which ranks have joined, are silent, are lost or have left,
+//! and which messages members get. No I/O, no thread and no clock: the caller passes the time.
 //!
 //! CONTROL.md, "Rendezvous", "Messages" and "States of a rank".
 
@@ -12,17 +12,17 @@ use std::time::{Duration, Instant};
 use hsdp_sharding::Rank;
 
 use self::places::Places;
-use crate::deadlines::Wakefulness;
+use crate::deadlines::StopDetector;
 use crate::limits::cut;
-use crate::wire::{Body, FromCoordinator, FromMember, Hello, Message as _, PROTOCOL};
-use crate::{ControlError, Deadlines, Loss, Member, State, Subject, Terms};
+use crate::wire::{Body, FromCoordinator, FromMember, Hello, PROTOCOL, WireMessage as _};
+use crate::{Deadlines, Loss, Member, RendezvousError, State, Subject, Terms};
 
 /// The phase of the rendezvous. It changes once.
 #[derive(Debug)]
-enum Phase {
+enum RendezvousPhase {
     Gathering { since: Instant },
     Begun,
-    Failed { why: ControlError, untold: BTreeSet<Rank> },
+    Failed { why: RendezvousError, untold: BTreeSet<Rank> },
 }
 
 /// The coordinator, without its connections.
@@ -30,9 +30,9 @@ enum Phase {
 pub(crate) struct Coordinator {
     terms: Terms,
     deadlines: Deadlines,
-    phase: Phase,
+    phase: RendezvousPhase,
     places: Places,
-    awake: Wakefulness,
+    awake: StopDetector,
     /// Messages to be sent, with their receivers.
     outgoing: Vec<(Rank, FromCoordinator)>,
 }
@@ -41,9 +41,9 @@ impl Coordinator {
     /// A coordinator that no rank has joined. The rendezvous starts now.
     pub(crate) fn new(terms: Terms, deadlines: Deadlines, now: Instant) -> Self {
         Self {
-            phase: Phase::Gathering { since: now },
+            phase: RendezvousPhase::Gathering { since: now },
             places: Places::new(terms.world),
-            awake: Wakefulness::new(now, &deadlines),
+            awake: StopDetector::new(now, &deadlines),
             outgoing: Vec::new(),
             terms,
             deadlines,
@@ -56,16 +56,16 @@ impl Coordinator {
         hello: &Hello,
         from: SocketAddr,
         now: Instant,
-    ) -> Result<Rank, ControlError> {
+    ) -> Result<Rank, RendezvousError> {
         let Hello { rank, host, pid, world, .. } = hello;
         let rank = Rank::new(*rank as usize);
         let member = Member { rank, host: host.as_str().into(), pid: *pid, from };
         let difference = self.difference(hello, &member);
-        if let (Phase::Gathering { .. }, Some(failure)) = (&self.phase, &difference) {
+        if let (RendezvousPhase::Gathering { .. }, Some(failure)) = (&self.phase, &difference) {
             // It is unknown which of two sizes is right.
             self.fail(failure.clone(), self.terms.world.max(*world));
         }
-        if let Phase::Failed { why, untold } = &mut self.phase {
+        if let RendezvousPhase::Failed { why, untold } = &mut self.phase {
             untold.remove(&rank);
             return Err(why.clone());
         }
@@ -73,7 +73,7 @@ impl Coordinator {
             return Err(failure);
         }
         if let Some(first) = self.places.holder(rank) {
-            return Err(ControlError::DuplicateRank { first: first.clone(), second: member });
+            return Err(RendezvousError::DuplicateRank { first: first.clone(), second: member });
         }
         self.places.take(member, now);
         self.send(rank, FromCoordinator::Beat);
@@ -87,7 +87,7 @@ impl Coordinator {
     pub(crate) fn hear(&mut self, rank: Rank, message: FromMember, now: Instant) {
         let Some(place) = self.places.alive(rank) else { return };
         place.heard = now;
-        if !matches!(self.phase, Phase::Begun) {
+        if !matches!(self.phase, RendezvousPhase::Begun) {
             return self.gone(rank, Loss::Invalid, "it sent a message before all ranks had joined");
         }
         match message {
@@ -132,9 +132,9 @@ impl Coordinator {
         }
         self.send(rank, FromCoordinator::Ended(cut(why)));
         match self.phase {
-            Phase::Gathering { .. } => self.places.free(rank),
-            Phase::Failed { .. } => {}
-            Phase::Begun => {
+            RendezvousPhase::Gathering { .. } => self.places.free(rank),
+            RendezvousPhase::Failed { .. } => {}
+            RendezvousPhase::Begun => {
                 self.change(rank, State::Lost { loss, why: cut(why).into() });
             }
         }
@@ -146,23 +146,24 @@ impl Coordinator {
             self.places.hear_all(now);
         }
         match self.phase {
-            Phase::Gathering { since } => {
+            RendezvousPhase::Gathering { since } => {
                 if now.saturating_duration_since(since) >= self.deadlines.rendezvous {
                     self.fail(self.incomplete(), self.terms.world);
                 }
             }
-            Phase::Begun => {
+            RendezvousPhase::Begun => {
                 let most: Duration = self.deadlines.until_lost();
                 let silent = |most| move |heard| now.saturating_duration_since(heard) > most;
                 for rank in self.places.heard(silent(most)) {
                     self.gone(rank, Loss::Silent, &format!("silent for {most:?}"));
                 }
-                // A member that still hears of the coordinator gets the reason, and does not take the coordinator for silent.
+                // A member that still hears of the coordinator gets the reason, and does not take
+                // the coordinator for silent.
                 for rank in self.places.heard(silent(most / 2)) {
                     self.send(rank, FromCoordinator::Beat);
                 }
             }
-            Phase::Failed { .. } => {}
+            RendezvousPhase::Failed { .. } => {}
         }
     }
 
@@ -174,39 +175,39 @@ impl Coordinator {
     /// Members that have neither left nor been lost, nor got the failure of the rendezvous.
     pub(crate) fn there(&self) -> Vec<Rank> {
         match self.phase {
-            Phase::Failed { .. } => Vec::new(),
+            RendezvousPhase::Failed { .. } => Vec::new(),
             _ => self.places.there(),
         }
     }
 
     /// Whether the rendezvous has failed, and a rank has not come yet to get the reason.
     pub(crate) fn is_still_to_tell(&self) -> bool {
-        matches!(&self.phase, Phase::Failed { untold, .. } if !untold.is_empty())
+        matches!(&self.phase, RendezvousPhase::Failed { untold, .. } if !untold.is_empty())
     }
 
     fn begin(&mut self, now: Instant) {
-        self.phase = Phase::Begun;
+        self.phase = RendezvousPhase::Begun;
         self.places.hear_all(now);
         let Deadlines { beat, lost, .. } = self.deadlines;
         self.tell_all(&FromCoordinator::Welcome { beat, lost });
     }
 
     /// Fails the rendezvous. All ranks of `world` get the failure when they come.
-    fn fail(&mut self, failure: ControlError, world: u32) {
+    fn fail(&mut self, failure: RendezvousError, world: u32) {
         self.tell_all(&FromCoordinator::Failed(failure.clone()));
         let all = (0..world as usize).map(Rank::new);
         let untold = all.filter(|rank| self.places.holder(*rank).is_none()).collect();
-        self.phase = Phase::Failed { why: failure, untold };
+        self.phase = RendezvousPhase::Failed { why: failure, untold };
     }
 
-    fn incomplete(&self) -> ControlError {
+    fn incomplete(&self) -> RendezvousError {
         let missing = self.places.missing();
         let came = self.places.there();
-        ControlError::Incomplete { after: self.deadlines.rendezvous, missing, came }
+        RendezvousError::Incomplete { after: self.deadlines.rendezvous, missing, came }
     }
 
     /// The first setting in which a member differs.
-    fn difference(&self, hello: &Hello, member: &Member) -> Option<ControlError> {
+    fn difference(&self, hello: &Hello, member: &Member) -> Option<RendezvousError> {
         let Terms { world, build, config } = &self.terms;
         let digest = |config: u64| format!("{config:#018x}");
         let settings = [
@@ -218,7 +219,7 @@ impl Coordinator {
         let mut settings = settings.into_iter();
         let (what, found, expected) = settings.find(|(_, found, expected)| found != expected)?;
         let member = member.clone();
-        Some(ControlError::ConfigMismatch { what, member, found, expected })
+        Some(RendezvousError::ConfigMismatch { what, member, found, expected })
     }
 
     fn change(&mut self, rank: Rank, state: State) {

@@ -2,15 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use crate::ControlError;
+use crate::{ArgumentError, ControlError};
 
 /// Deadlines and intervals of heartbeats.
 ///
-/// The coordinator's values hold for all members. Of a member's values, only `rendezvous` and `handshake` are used.
+/// The coordinator's values hold for all members. Of a member's values, only `rendezvous` and
+/// `handshake` are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadlines {
-    /// The time until all ranks must have joined, from the coordinator's start; and the time for a member to connect,
-    /// from its own start. Default 60 s.
+    /// The time until all ranks must have joined, from the coordinator's start; and the time for a
+    /// member to connect, from its own start. Default 60 s.
     pub rendezvous: Duration,
     /// The time until a connection must have authenticated. Default 5 s.
     pub handshake: Duration,
@@ -38,7 +39,7 @@ impl Deadlines {
     /// Refuses deadlines that are out of range.
     pub(crate) fn check(&self) -> Result<(), ControlError> {
         let Self { rendezvous, handshake, beat, lost } = *self;
-        let wrong = |what, problem: String| Err(ControlError::Deadline { what, problem });
+        let wrong = |what, problem: String| Err(ArgumentError::Deadline { what, problem }.into());
         for (what, deadline) in
             [("rendezvous", rendezvous), ("handshake", handshake), ("beat", beat)]
         {
@@ -55,7 +56,8 @@ impl Deadlines {
         Ok(())
     }
 
-    /// The silence after which a member is lost, or cut off. Half an interval allows for the network.
+    /// The silence after which a member is lost, or cut off. Half an interval allows for the
+    /// network.
     pub(crate) fn until_lost(&self) -> Duration {
         self.beat * self.lost + self.beat / 2
     }
@@ -68,12 +70,12 @@ impl Deadlines {
 
 /// Detects that this process was stopped, by the time between two checks of the clock.
 #[derive(Debug)]
-pub(crate) struct Wakefulness {
+pub(crate) struct StopDetector {
     last: Instant,
     most: Duration,
 }
 
-impl Wakefulness {
+impl StopDetector {
     /// Begins now. Two intervals without a check count as a stop.
     pub(crate) fn new(now: Instant, deadlines: &Deadlines) -> Self {
         Self { last: now, most: (2 * deadlines.beat).max(Duration::from_millis(500)) }

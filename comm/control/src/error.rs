@@ -11,15 +11,40 @@ use serde::{Deserialize, Serialize};
 use crate::limits::short;
 use crate::{Job, Member};
 
-/// A text of this crate. By this name serde does not take it for a text in the received bytes.
-type Text = &'static str;
-
 /// An error of a rendezvous, of a call among members, or of the arguments.
-///
-/// All members get the same value of `Incomplete` and `ConfigMismatch`. The coordinator sends these and `DuplicateRank`, and no other.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ControlError {
+    /// The rendezvous has failed.
+    #[error(transparent)]
+    Rendezvous(#[from] RendezvousError),
+    /// This process cannot become a member.
+    #[error(transparent)]
+    Join(#[from] JoinError),
+    /// The connection of this member to the coordinator has ended.
+    #[error(transparent)]
+    Connection(#[from] ConnectionError),
+    /// The coordinator cannot begin, or cannot end.
+    #[error(transparent)]
+    Server(#[from] ServerError),
+    /// An argument or a variable is refused.
+    #[error(transparent)]
+    Argument(#[from] ArgumentError),
+    /// The system refused a thread, a socket or random numbers.
+    #[error("cannot {action}: {problem}")]
+    System {
+        /// The action that failed.
+        action: &'static str,
+        /// The error of the system.
+        problem: String,
+    },
+}
+
+/// The end of a rendezvous, which the coordinator sends. All members get the same value of
+/// `Incomplete` and `ConfigMismatch`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum RendezvousError {
     /// Not all ranks joined the rendezvous in time.
     #[error("after {after:?} ranks {:?} have not joined; ranks {:?} have", numbers(.missing), numbers(.came))]
     Incomplete {
@@ -52,8 +77,13 @@ pub enum ControlError {
         #[serde(deserialize_with = "short")]
         expected: String,
     },
+}
+
+/// A process that does not become a member.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum JoinError {
     /// The coordinator at the address serves another job, or another start of this job.
-    #[serde(skip)]
     #[error("the coordinator at {server} serves the job {found}, this is {wanted}")]
     OtherJob {
         /// The address.
@@ -64,7 +94,6 @@ pub enum ControlError {
         found: Job,
     },
     /// The process at the address did not prove that it knows the job's secret.
-    #[serde(skip)]
     #[error(
         "the process at {server} does not know the secret of the job {job}: it has another secret, or is not an hsdp coordinator"
     )]
@@ -75,7 +104,6 @@ pub enum ControlError {
         job: Job,
     },
     /// The coordinator has refused this process.
-    #[serde(skip)]
     #[error("the coordinator at {} refused rank {}: {reason}", .ends.server, .ends.rank)]
     Refused {
         /// The ends of the connection.
@@ -84,7 +112,6 @@ pub enum ControlError {
         reason: String,
     },
     /// Until the deadline there was no coordinator at the address.
-    #[serde(skip)]
     #[error("after {after:?} rank {} has found no coordinator at {}: {found}", .ends.rank, .ends.server)]
     Unreachable {
         /// The rank that tried to connect, and the address.
@@ -94,8 +121,53 @@ pub enum ControlError {
         /// The result of the last attempt.
         found: String,
     },
+}
+
+/// The end of a member's connection to the coordinator.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectionError {
+    /// The connection to the coordinator has ended, or the coordinator reads or answers nothing.
+    #[error("rank {} has lost the coordinator at {}: {problem}", .ends.rank, .ends.server)]
+    CoordinatorLost {
+        /// The ends of the connection.
+        ends: Ends,
+        /// The problem that the member observed.
+        problem: String,
+    },
+    /// The coordinator has declared this member lost.
+    #[error("the coordinator at {} has declared rank {} lost: {why}", .ends.server, .ends.rank)]
+    DeclaredLost {
+        /// The ends of the connection.
+        ends: Ends,
+        /// The reason that the coordinator gives.
+        why: String,
+    },
+    /// A message to this member was not a message of the coordinator, so the member has ended its
+    /// connection.
+    #[error("rank {} has ended its connection to the coordinator at {}: {problem}", .ends.rank, .ends.server)]
+    BadMessage {
+        /// The ends of the connection.
+        ends: Ends,
+        /// The problem with the message.
+        problem: String,
+    },
+    /// The coordinator was silent for too long: its process may be stopped, or the network between
+    /// it and this member cut.
+    #[error("rank {} is cut off: nothing from the coordinator at {} for {silent:?}", .ends.rank, .ends.server)]
+    CutOff {
+        /// The ends of the connection.
+        ends: Ends,
+        /// The time of silence, at least.
+        silent: Duration,
+    },
+}
+
+/// A coordinator that cannot begin, or cannot end.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServerError {
     /// The coordinator cannot listen.
-    #[serde(skip)]
     #[error("the coordinator cannot listen at {address}: {problem}")]
     Bind {
         /// The address.
@@ -104,7 +176,6 @@ pub enum ControlError {
         problem: String,
     },
     /// The limit on open files of this process is too low for a connection to each member.
-    #[serde(skip)]
     #[error(
         "a world of {world} ranks: its coordinator needs {needed} open files, this process may have {most} (ulimit -n)"
     )]
@@ -116,45 +187,7 @@ pub enum ControlError {
         /// The limit.
         most: u64,
     },
-    /// The connection to the coordinator has ended, or the coordinator reads or answers nothing.
-    #[serde(skip)]
-    #[error("rank {} has lost the coordinator at {}: {problem}", .ends.rank, .ends.server)]
-    CoordinatorLost {
-        /// The ends of the connection.
-        ends: Ends,
-        /// The problem that the member observed.
-        problem: String,
-    },
-    /// The coordinator has declared this member lost.
-    #[serde(skip)]
-    #[error("the coordinator at {} has declared rank {} lost: {why}", .ends.server, .ends.rank)]
-    DeclaredLost {
-        /// The ends of the connection.
-        ends: Ends,
-        /// The reason that the coordinator gives.
-        why: String,
-    },
-    /// A message to this member was not a message of the coordinator, so the member has ended its connection.
-    #[serde(skip)]
-    #[error("rank {} has ended its connection to the coordinator at {}: {problem}", .ends.rank, .ends.server)]
-    BadMessage {
-        /// The ends of the connection.
-        ends: Ends,
-        /// The problem with the message.
-        problem: String,
-    },
-    /// The coordinator was silent for too long: its process may be stopped, or the network between
-    /// it and this member cut.
-    #[serde(skip)]
-    #[error("rank {} is cut off: nothing from the coordinator at {} for {silent:?}", .ends.rank, .ends.server)]
-    CutOff {
-        /// The ends of the connection.
-        ends: Ends,
-        /// The time of silence, at least.
-        silent: Duration,
-    },
     /// Ranks are still connected at the deadline for the end of the coordinator.
-    #[serde(skip)]
     #[error("after {after:?} ranks {:?} have neither left nor been lost", numbers(.there))]
     StillThere {
         /// The deadline.
@@ -162,8 +195,13 @@ pub enum ControlError {
         /// The ranks that are still connected.
         there: Vec<Rank>,
     },
+}
+
+/// An argument or a variable that is refused. Nothing was done.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ArgumentError {
     /// The number of ranks is out of range.
-    #[serde(skip)]
     #[error("a world of {world} ranks: there must be 1 to {most}")]
     World {
         /// The number of ranks that was asked for.
@@ -172,7 +210,6 @@ pub enum ControlError {
         most: u32,
     },
     /// The world has no such rank.
-    #[serde(skip)]
     #[error("rank {rank} of a world of {world}: ranks are numbered from 0 to {}", .world - 1)]
     NoSuchRank {
         /// The rank.
@@ -181,52 +218,39 @@ pub enum ControlError {
         world: u32,
     },
     /// A deadline is out of range.
-    #[serde(skip)]
     #[error("the deadline `{what}`: {problem}")]
     Deadline {
         /// The deadline.
-        what: Text,
+        what: &'static str,
         /// The problem with it.
         problem: String,
     },
     /// A text or a message is too long.
-    #[serde(skip)]
     #[error("{what} has {bytes} bytes, at most {most} are allowed")]
     TooLong {
         /// The text or message.
-        what: Text,
+        what: &'static str,
         /// Its bytes.
         bytes: usize,
         /// The limit.
         most: usize,
     },
     /// An environment variable is wrong or missing. The value of a secret is not shown.
-    #[serde(skip)]
     #[error("{variable}{}: {problem}", .value.as_ref().map(|value| format!("={value}")).unwrap_or_default())]
     Environment {
         /// The variable.
-        variable: Text,
+        variable: &'static str,
         /// Its value, if it is set and no secret.
         value: Option<String>,
         /// The problem with it.
         problem: String,
     },
     /// The file of the secret cannot be used.
-    #[serde(skip)]
     #[error("the secret in {}: {problem}", path.display())]
     SecretFile {
         /// The file.
         path: PathBuf,
         /// The problem with it.
-        problem: String,
-    },
-    /// The system refused a thread, a socket or random numbers.
-    #[serde(skip)]
-    #[error("cannot {action}: {problem}")]
-    System {
-        /// The action that failed.
-        action: Text,
-        /// The error of the system.
         problem: String,
     },
 }

@@ -1,4 +1,5 @@
-//! Joining: a process connects to its coordinator, both prove that they know the secret, and all ranks meet.
+//! Joining: a process connects to its coordinator, both prove that they know the secret, and all
+//! ranks meet.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, mpsc as std_mpsc};
@@ -11,30 +12,31 @@ use tokio::time::{self, Instant};
 use tonic::transport::Endpoint;
 use tonic::{Status as GrpcStatus, Streaming};
 
-use crate::connection::{Connection, Stream};
+use crate::connection::{FrameStream, MemberConnection};
 use crate::job::host;
 use crate::limits::KEEP_ALIVE;
 use crate::pauses::Pauses;
 use crate::proof::{COORDINATOR, MEMBER, Transcript, nonce};
 use crate::status::Shared;
-use crate::wire::{self, Frame, FromCoordinator, Hello, Kind, PROTOCOL, Proof, Refusal};
-use crate::{ControlError, Deadlines, Ends, Job, Loss, Membership, Options};
+use crate::wire::{self, Frame, FrameKind, FromCoordinator, Hello, PROTOCOL, Proof, Refusal};
+use crate::{
+    ArgumentError, ConnectionError, ControlError, Deadlines, Ends, Job, JoinError, Loss,
+    Membership, Options,
+};
 
 impl Membership {
-    /// Joins a world as `rank`, and waits until all ranks have joined. The coordinator may start later than this process.
-    /// **Collective.**
+    /// Joins a world as `rank`, and waits until all ranks have joined. The coordinator may start
+    /// later than this process. **Collective.**
     ///
     /// # Errors
-    /// The same on all ranks that join: [`ControlError::Incomplete`], [`ControlError::ConfigMismatch`]. On this rank alone:
-    /// [`ControlError::DuplicateRank`], [`ControlError::OtherJob`], [`ControlError::Secret`], [`ControlError::Refused`],
-    /// [`ControlError::Unreachable`], [`ControlError::CoordinatorLost`], [`ControlError::BadMessage`], [`ControlError::DeclaredLost`],
-    /// [`ControlError::NoSuchRank`], [`ControlError::World`], [`ControlError::TooLong`], [`ControlError::Deadline`],
+    /// [`RendezvousError`](crate::RendezvousError), the same on all ranks that join but for
+    /// `DuplicateRank`. On this rank alone: [`JoinError`], [`ConnectionError`], [`ArgumentError`],
     /// [`ControlError::System`].
     pub fn join(rank: Rank, options: Options) -> Result<Self, ControlError> {
         options.check()?;
         let world = options.terms.world;
         if rank.get() >= world {
-            return Err(ControlError::NoSuchRank { rank, world });
+            return Err(ArgumentError::NoSuchRank { rank, world }.into());
         }
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(ControlError::system("start a member"))?;
@@ -54,7 +56,7 @@ impl Membership {
             };
             drop(joining); // And the secret with it.
             drop(joined.send(Ok(())));
-            runtime.block_on(Connection::new(stream, connected, ends, deadlines).run(queue));
+            runtime.block_on(MemberConnection::new(stream, connected, ends, deadlines).run(queue));
         };
         let thread = thread::Builder::new().name(format!("hsdp-control-{rank}"));
         let thread = thread.spawn(work).map_err(ControlError::system("start a member's thread"))?;
@@ -66,7 +68,8 @@ impl Membership {
     }
 }
 
-/// Bytes that the coordinator may send before this process has read them. Smaller windows take a frame of HTTP/2 more for each message.
+/// Bytes that the coordinator may send before this process has read them. Smaller windows take a
+/// frame of HTTP/2 more for each message.
 const WINDOW: u32 = 1 << 20;
 
 /// A process that joins.
@@ -84,7 +87,7 @@ enum Miss {
 }
 
 /// A connection to the coordinator after the rendezvous, with the deadlines that hold for it.
-type Entered = (Stream, Deadlines);
+type Entered = (FrameStream, Deadlines);
 
 impl Joining {
     /// How long joining may take.
@@ -108,7 +111,7 @@ impl Joining {
             if Instant::now() >= until {
                 let ends = self.ends;
                 let after = self.most();
-                return Err(ControlError::Unreachable { ends, after, found });
+                return Err(JoinError::Unreachable { ends, after, found }.into());
             }
         }
     }
@@ -126,45 +129,51 @@ impl Joining {
     }
 
     /// The handshake, up to the first authenticated message.
-    async fn shake_hands(&self) -> Result<Stream, Miss> {
+    async fn shake_hands(&self) -> Result<FrameStream, Miss> {
         let secret = &self.options.secret;
         let (out, mut frames) = connect(self.ends.server).await.map_err(Miss::Again)?;
         let hello = self.hello().map_err(Miss::Never)?;
-        send(&out, Kind::Hello(hello.clone())).await?;
+        send(&out, FrameKind::Hello(hello.clone())).await?;
         let challenge = match next(&mut frames).await? {
-            Kind::Challenge(challenge) => challenge,
-            Kind::Refusal(refusal) => return Err(self.refused(refusal)),
+            FrameKind::Challenge(challenge) => challenge,
+            FrameKind::Refusal(refusal) => return Err(self.refused(refusal)),
             _ => return Err(Miss::Again("a server with another protocol".to_owned())),
         };
         let transcript = Transcript::new(&hello, &challenge.nonce);
         if !transcript.is_proved(secret, &COORDINATOR, &challenge.proof) {
             let server = self.ends.server;
             let job = self.options.job.clone();
-            return Err(Miss::Never(ControlError::Secret { server, job }));
+            return Err(Miss::Never(JoinError::Secret { server, job }.into()));
         }
-        send(&out, Kind::Proof(Proof { proof: transcript.proof(secret, &MEMBER) })).await?;
+        send(&out, FrameKind::Proof(Proof { proof: transcript.proof(secret, &MEMBER) })).await?;
         let sent = transcript.macs(secret, &MEMBER);
         let mut received = transcript.macs(secret, &COORDINATOR);
         let first = match next(&mut frames).await? {
-            Kind::Refusal(refusal) => return Err(self.refused(refusal)),
+            FrameKind::Refusal(refusal) => return Err(self.refused(refusal)),
             kind => received.receive(Ok(Some(kind.into()))),
         };
         match first.map_err(|(_, problem)| Miss::Again(problem))? {
-            FromCoordinator::Failed(failure) => Err(Miss::Never(failure)),
-            _ => Ok(Stream { frames, out, sent, received }),
+            FromCoordinator::Failed(failure) => Err(Miss::Never(failure.into())),
+            _ => Ok(FrameStream { frames, out, sent, received }),
         }
     }
 
-    /// Reads one of the messages that arrive until all ranks have joined. The last one has the intervals of the coordinator.
-    async fn read(&self, stream: &mut Stream) -> Result<Option<(Duration, u32)>, ControlError> {
+    /// Reads one of the messages that arrive until all ranks have joined. The last one has the
+    /// intervals of the coordinator.
+    async fn read(
+        &self,
+        stream: &mut FrameStream,
+    ) -> Result<Option<(Duration, u32)>, ControlError> {
         let message = stream.next().await.map_err(|(loss, problem)| {
             let early = if loss == Loss::Ended { " before all ranks had joined" } else { "" };
             loss.error(self.ends, format!("{problem}{early}"))
         });
         match message? {
             FromCoordinator::Welcome { beat, lost } => Ok(Some((beat, lost))),
-            FromCoordinator::Failed(failure) => Err(failure),
-            FromCoordinator::Ended(why) => Err(ControlError::DeclaredLost { ends: self.ends, why }),
+            FromCoordinator::Failed(failure) => Err(failure.into()),
+            FromCoordinator::Ended(why) => {
+                Err(ConnectionError::DeclaredLost { ends: self.ends, why }.into())
+            }
             _ => Ok(None),
         }
     }
@@ -190,8 +199,8 @@ impl Joining {
         let wanted = self.options.job.clone();
         let found = refusal.job.map(|name| Job { name, start: refusal.start });
         Miss::Never(match found {
-            Some(found) => ControlError::OtherJob { server: ends.server, wanted, found },
-            None => ControlError::Refused { ends, reason: refusal.reason },
+            Some(found) => JoinError::OtherJob { server: ends.server, wanted, found }.into(),
+            None => JoinError::Refused { ends, reason: refusal.reason }.into(),
         })
     }
 }
@@ -211,11 +220,11 @@ async fn connect(server: SocketAddr) -> Result<(mpsc::Sender<Frame>, Streaming<F
 
 const ENDS_EARLY: &str = "a server that ends the connection in the handshake";
 
-async fn send(out: &mpsc::Sender<Frame>, kind: Kind) -> Result<(), Miss> {
+async fn send(out: &mpsc::Sender<Frame>, kind: FrameKind) -> Result<(), Miss> {
     out.send(kind.into()).await.map_err(|_| Miss::Again(ENDS_EARLY.to_owned()))
 }
 
-async fn next(frames: &mut Streaming<Frame>) -> Result<Kind, Miss> {
+async fn next(frames: &mut Streaming<Frame>) -> Result<FrameKind, Miss> {
     match frames.message().await {
         Ok(Some(frame)) => frame.checked().map_err(|error| Miss::Again(error.to_string())),
         Ok(None) => Err(Miss::Again(ENDS_EARLY.to_owned())),

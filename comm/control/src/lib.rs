@@ -1,9 +1,10 @@
-//! The control plane of processes without MPI: they find each other, send each other messages, and learn which ranks are
-//! silent, have left or are lost. One process runs the coordinator ([`Server`]); every process is a member
-//! ([`Membership`]).
+//! The control plane of processes without MPI: they find each other, send each other messages, and
+//! learn which ranks are silent, have left or are lost. One process runs the coordinator
+//! ([`Server`]); every process is a member ([`Membership`]).
 //!
-//! This crate knows no collective, no tensor and no device. A message has at most 64 KiB. **It does not encrypt.** Every
-//! message is authenticated with the job's [`Secret`], and every reader of the network can read it.
+//! This crate knows no collective, no tensor and no device. A message has at most 64 KiB. **It does
+//! not encrypt.** Every message is authenticated with the job's [`Secret`], and every reader of the
+//! network can read it.
 //!
 //! | concept | in PyTorch | here |
 //! |---|---|---|
@@ -73,7 +74,10 @@ pub use prost::bytes::Bytes;
 
 pub use self::bootstrap::{Bootstrap, Joined};
 pub use self::deadlines::Deadlines;
-pub use self::error::{ControlError, Ends, Subject};
+pub use self::error::{
+    ArgumentError, ConnectionError, ControlError, Ends, JoinError, RendezvousError, ServerError,
+    Subject,
+};
 pub use self::job::{Job, Member, Terms};
 pub use self::limits::{MOST_MESSAGE, MOST_RANKS};
 pub use self::membership::Membership;

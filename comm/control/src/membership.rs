@@ -11,12 +11,12 @@ use tokio::sync::mpsc;
 use crate::limits::{MOST_MESSAGE, MOST_RECEIVERS, most_passed};
 use crate::status::{Passed, Shared};
 use crate::wire::{Body, FromMember};
-use crate::{ControlError, Ends, Status};
+use crate::{ArgumentError, ConnectionError, ControlError, Ends, Status};
 
 /// This process as a member of a world whose ranks have all joined.
 ///
-/// Every call has a deadline. If it is dropped without [`leave`](Self::leave), the others learn within a second that the
-/// member is lost.
+/// Every call has a deadline. If it is dropped without [`leave`](Self::leave), the others learn
+/// within a second that the member is lost.
 #[derive(Debug)]
 pub struct Membership {
     pub(crate) ends: Ends,
@@ -41,24 +41,27 @@ impl Membership {
         self.world as usize
     }
 
-    /// Sends a message to other members, in the order of ranks, with a number for each of them. Does not wait. Each member
-    /// [takes](Self::take_passed) the messages of another in the order in which they were sent. A message to a member that has left or
-    /// is lost is dropped.
+    /// Sends a message to other members, in the order of ranks, with a number for each of them.
+    /// Does not wait. Each member [takes](Self::take_passed) the messages of another in the order
+    /// in which they were sent. A message to a member that has left or is lost is dropped.
     ///
-    /// At most [`most_passed`](Self::most_passed) messages may be on the way to one member. If a member sends more than the
-    /// receiver takes, the coordinator may declare the receiver lost.
+    /// At most [`most_passed`](Self::most_passed) messages may be on the way to one member. If a
+    /// member sends more than the receiver takes, the coordinator may declare the receiver lost.
     ///
     /// # Errors
-    /// [`ControlError::TooLong`] if the message has more than [`MOST_MESSAGE`](crate::MOST_MESSAGE) bytes. Without a coordinator:
-    /// [`ControlError::CoordinatorLost`], [`ControlError::CutOff`], [`ControlError::BadMessage`], [`ControlError::DeclaredLost`].
+    /// [`ArgumentError::TooLong`] if the message has more than
+    /// [`MOST_MESSAGE`](crate::MOST_MESSAGE) bytes. Without a coordinator: [`ConnectionError`].
     pub fn pass(&self, to: &[(Rank, u32)], message: Bytes) -> Result<(), ControlError> {
         let bytes = message.len();
         if bytes > MOST_MESSAGE {
-            return Err(ControlError::TooLong { what: "the message", bytes, most: MOST_MESSAGE });
+            return Err(
+                ArgumentError::TooLong { what: "the message", bytes, most: MOST_MESSAGE }.into()
+            );
         }
         let body = Body::from(message);
         let mut parts = to.chunks(MOST_RECEIVERS);
-        parts.try_for_each(|to| self.send(FromMember::Pass(to.to_vec(), body.clone())))
+        parts.try_for_each(|to| self.send(FromMember::Pass(to.to_vec(), body.clone())))?;
+        Ok(())
     }
 
     /// The number of messages that one member may have on the way to another.
@@ -67,14 +70,15 @@ impl Membership {
         most_passed(self.world)
     }
 
-    /// Takes the oldest message that another member has sent to this one. `None` if there is none. Does not wait.
+    /// Takes the oldest message that another member has sent to this one. `None` if there is none.
+    /// Does not wait.
     #[must_use]
     pub fn take_passed(&self) -> Option<Passed> {
         self.shared.state.lock().passed.pop_front()
     }
 
-    /// Has `listener` called by the thread of the connection after each message that another member has sent to this one. It must
-    /// not wait. The first listener stays.
+    /// Has `listener` called by the thread of the connection after each message that another member
+    /// has sent to this one. It must not wait. The first listener stays.
     pub fn listen(&self, listener: Box<dyn Fn() + Send + Sync>) {
         let _ = self.shared.listener.set(listener);
     }
@@ -88,14 +92,13 @@ impl Membership {
     /// Leaves: the others see this rank as finished, and not as lost.
     ///
     /// # Errors
-    /// [`ControlError::CoordinatorLost`], [`ControlError::CutOff`], [`ControlError::BadMessage`] or [`ControlError::DeclaredLost`]
-    /// if the coordinator has not confirmed it.
-    pub fn leave(self) -> Result<(), ControlError> {
+    /// [`ConnectionError`] if the coordinator has not confirmed it.
+    pub fn leave(self) -> Result<(), ConnectionError> {
         self.send(FromMember::Goodbye)?;
         let within = self.farewell;
         self.shared.wait_for_farewell(within).unwrap_or_else(|| {
             let problem = format!("it has not confirmed within {within:?} that this rank leaves");
-            Err(ControlError::CoordinatorLost { ends: self.ends, problem })
+            Err(ConnectionError::CoordinatorLost { ends: self.ends, problem })
         })
     }
 
@@ -111,7 +114,7 @@ impl Membership {
         self.shared.state.lock().heard.elapsed()
     }
 
-    fn send(&self, message: FromMember) -> Result<(), ControlError> {
+    fn send(&self, message: FromMember) -> Result<(), ConnectionError> {
         let ended = || self.shared.state.lock().status.ended.clone().map_or(Ok(()), Err);
         ended()?;
         if self.messages.as_ref().is_some_and(|messages| messages.send(message).is_ok()) {
@@ -119,7 +122,7 @@ impl Membership {
         }
         ended()?;
         let problem = "the connection has ended".to_owned();
-        Err(ControlError::CoordinatorLost { ends: self.ends, problem })
+        Err(ConnectionError::CoordinatorLost { ends: self.ends, problem })
     }
 }
 

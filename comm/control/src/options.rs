@@ -3,15 +3,15 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use crate::limits::{MOST_RANKS, MOST_STRING};
-use crate::{ControlError, Deadlines, Job, Secret, Terms};
+use crate::{ArgumentError, ControlError, Deadlines, Job, Secret, Terms};
 
 /// The settings with which a coordinator starts, and with which members join.
 ///
 /// Its fields can be changed, as in `Options { address, ..options }`.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Address of the coordinator. A coordinator takes any free port for
-    /// port 0, and refuses an address that stands for all addresses, since messages are not encrypted.
+    /// Address of the coordinator. A coordinator takes any free port for port 0, and refuses an
+    /// address that stands for all addresses, since messages are not encrypted.
     pub address: SocketAddr,
     /// The job.
     pub job: Job,
@@ -19,12 +19,14 @@ pub struct Options {
     pub secret: Secret,
     /// The settings that all ranks must share.
     pub terms: Terms,
-    /// The deadlines. Those of the coordinator hold for all members, except `rendezvous` and `handshake`.
+    /// The deadlines. Those of the coordinator hold for all members, except `rendezvous` and
+    /// `handshake`.
     pub deadlines: Deadlines,
 }
 
 impl Options {
-    /// Options of `job` on this machine alone: at 127.0.0.1 and any free port, with the default deadlines.
+    /// Options of `job` on this machine alone: at 127.0.0.1 and any free port, with the default
+    /// deadlines.
     #[must_use]
     pub fn new(job: Job, secret: Secret, terms: Terms) -> Self {
         let address = (Ipv4Addr::LOCALHOST, 0).into();
@@ -37,7 +39,7 @@ impl Options {
         for (what, text) in [("the job's name", &self.job.name), ("the build", &self.terms.build)] {
             if text.len() > MOST_STRING {
                 let bytes = text.len();
-                return Err(ControlError::TooLong { what, bytes, most: MOST_STRING });
+                return Err(ArgumentError::TooLong { what, bytes, most: MOST_STRING }.into());
             }
         }
         self.deadlines.check()
@@ -46,5 +48,9 @@ impl Options {
 
 pub(crate) fn check_world(world: u32) -> Result<(), ControlError> {
     let most = MOST_RANKS;
-    if (1..=most).contains(&world) { Ok(()) } else { Err(ControlError::World { world, most }) }
+    if (1..=most).contains(&world) {
+        Ok(())
+    } else {
+        Err(ArgumentError::World { world, most }.into())
+    }
 }

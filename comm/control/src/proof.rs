@@ -11,7 +11,7 @@ use sha2::Sha256;
 use tonic::Status;
 use zeroize::Zeroizing;
 
-use crate::wire::{Authenticated, Body, Frame, Hello, Kind, Malformed, Message, TAG};
+use crate::wire::{Authenticated, Body, Frame, FrameKind, Hello, Malformed, TAG, WireMessage};
 use crate::{ControlError, Loss, Secret};
 
 /// The side that proves, or sends: the labels of its proofs and of its keys.
@@ -86,14 +86,14 @@ pub(crate) struct Macs {
 
 impl Macs {
     /// The frame of a message, with the next MAC.
-    pub(crate) fn frame(&mut self, mut message: impl Message) -> Frame {
+    pub(crate) fn frame(&mut self, mut message: impl WireMessage) -> Frame {
         let body = message.body().map(mem::take).unwrap_or_default();
-        Kind::Authenticated(self.sign(message.write(), body)).into()
+        FrameKind::Authenticated(self.sign(message.write(), body)).into()
     }
 
     /// The next message, from the result of a read; or the loss that the read shows, in words, too. Bytes that cannot be decoded have
     /// no MAC, so they count as forged.
-    pub(crate) fn receive<M: Message>(
+    pub(crate) fn receive<M: WireMessage>(
         &mut self,
         read: Result<Option<Frame>, Status>,
     ) -> Result<M, (Loss, String)> {
@@ -104,7 +104,7 @@ impl Macs {
             Err(status) if status.source().is_none() => return Err(forged()),
             Ok(None) | Err(_) => return Err((Loss::Ended, M::ENDED.to_owned())),
         };
-        let Ok(Kind::Authenticated(signed)) = frame.checked() else { return Err(forged()) };
+        let Ok(FrameKind::Authenticated(signed)) = frame.checked() else { return Err(forged()) };
         let (message, body) = self.verify(signed).ok_or_else(forged)?;
         M::read(&message, body)
             .map_err(|Malformed(problem)| (Loss::Invalid, format!("{}: {problem}", M::INVALID)))

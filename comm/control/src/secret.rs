@@ -10,7 +10,7 @@ use std::path::Path;
 use rustix::fs::{Mode, OFlags};
 use zeroize::Zeroizing;
 
-use crate::ControlError;
+use crate::{ArgumentError, ControlError};
 
 /// The variable that has the secret, in hexadecimal.
 const VARIABLE: &str = "HSDP_JOB_SECRET";
@@ -22,8 +22,9 @@ const BYTES: usize = 32;
 
 /// The secret of a job: 32 bytes. A process that knows it can join as any rank.
 ///
-/// `Debug` never shows it, and its memory is overwritten when it is dropped. Put it into the environment or into a file that only
-/// its owner may read, never on a command line, which all users of a machine can read.
+/// `Debug` never shows it, and its memory is overwritten when it is dropped. Put it into the
+/// environment or into a file that only its owner may read, never on a command line, which all
+/// users of a machine can read.
 #[derive(Clone)]
 pub struct Secret(Zeroizing<[u8; BYTES]>);
 
@@ -44,11 +45,12 @@ impl Secret {
         Self(Zeroizing::new(bytes))
     }
 
-    /// The secret in `HSDP_JOB_SECRET`, or in the file that `HSDP_JOB_SECRET_FILE` names. A world of one rank needs neither.
+    /// The secret in `HSDP_JOB_SECRET`, or in the file that `HSDP_JOB_SECRET_FILE` names. A world
+    /// of one rank needs neither.
     ///
     /// # Errors
-    /// [`ControlError::Environment`] if both variables are set or neither is, or the value is not 64 hexadecimal digits;
-    /// the errors of [`from_file`](Self::from_file).
+    /// [`ArgumentError::Environment`] if both variables are set or neither is, or the value is not
+    /// 64 hexadecimal digits; the errors of [`from_file`](Self::from_file).
     pub(crate) fn from_env(world: u32) -> Result<Self, ControlError> {
         match (env::var_os(VARIABLE), env::var_os(FILE_VARIABLE)) {
             (Some(digits), None) => {
@@ -69,14 +71,16 @@ impl Secret {
         }
     }
 
-    /// The secret in a file of 64 hexadecimal digits. The file belongs to this user, and its mode gives group and others no access:
-    /// 0400 or 0600, for example.
+    /// The secret in a file of 64 hexadecimal digits. The file belongs to this user, and its mode
+    /// gives group and others no access: 0400 or 0600, for example.
     ///
     /// # Errors
-    /// [`ControlError::SecretFile`] if the file cannot be read, is a link, has another owner, gives group or others any access, or
-    /// does not hold 64 hexadecimal digits.
+    /// [`ArgumentError::SecretFile`] if the file cannot be read, is a link, has another owner,
+    /// gives group or others any access, or does not hold 64 hexadecimal digits.
     pub fn from_file(path: &Path) -> Result<Self, ControlError> {
-        let wrong = |problem| ControlError::SecretFile { path: path.to_owned(), problem };
+        let wrong = |problem| {
+            ControlError::from(ArgumentError::SecretFile { path: path.to_owned(), problem })
+        };
         let digits = read_private(path).map_err(wrong)?;
         parse(digits.trim_ascii_end()).map_err(wrong)
     }
@@ -93,10 +97,11 @@ impl fmt::Debug for Secret {
 }
 
 fn refused(variable: &'static str, problem: String) -> ControlError {
-    ControlError::Environment { variable, value: None, problem }
+    ArgumentError::Environment { variable, value: None, problem }.into()
 }
 
-/// The bytes of a file that no other user can read. The file is checked after it was opened, so that the same file is read.
+/// The bytes of a file that no other user can read. The file is checked after it was opened, so
+/// that the same file is read.
 fn read_private(path: &Path) -> Result<Zeroizing<Vec<u8>>, String> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let opened = rustix::fs::open(path, flags, Mode::empty());

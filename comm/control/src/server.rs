@@ -20,22 +20,23 @@ use tokio::sync::oneshot;
 use tokio::time::{self, MissedTickBehavior};
 use tonic::Status;
 
-use self::accept::{Connection, Connections};
-use self::members::Members;
+use self::accept::{AcceptedConnection, Connections};
+use self::members::JobMembers;
 use self::open_files::check_open_files;
 use self::session::Session;
 use crate::coordinator::Coordinator;
 use crate::limits::{KEEP_ALIVE, most_unauthenticated};
-use crate::{ControlError, Options, wire};
+use crate::{ControlError, Options, ServerError, wire};
 
 /// The time for the delivery of the last messages when the coordinator ends.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The coordinator of a job, on a thread of its own. When it is dropped, members get [`ControlError::CoordinatorLost`].
+/// The coordinator of a job, on a thread of its own. When it is dropped, members get
+/// [`ConnectionError::CoordinatorLost`](crate::ConnectionError).
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
-    members: Arc<Members>,
+    members: Arc<JobMembers>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -44,9 +45,12 @@ impl Server {
     /// Starts the coordinator: it listens, and waits for all ranks.
     ///
     /// # Errors
-    /// [`ControlError::Bind`] if the address is in use, not this machine's, or stands for all addresses;
-    /// [`ControlError::Descriptors`] if the process may not have enough open files; [`ControlError::System`] if its
-    /// thread cannot be started; [`ControlError::World`], [`ControlError::TooLong`], [`ControlError::Deadline`].
+    /// [`ServerError::Bind`] if the address is in use, not this machine's, or stands for all
+    /// addresses; [`ServerError::Descriptors`] if the process may not have enough open files;
+    /// [`ControlError::System`] if its thread cannot be started;
+    /// [`ArgumentError::World`](crate::ArgumentError),
+    /// [`ArgumentError::TooLong`](crate::ArgumentError),
+    /// [`ArgumentError::Deadline`](crate::ArgumentError).
     pub fn start(options: Options) -> Result<Self, ControlError> {
         options.check()?;
         check_open_files(options.terms.world)?;
@@ -55,10 +59,10 @@ impl Server {
         let listener = listen(options.address, &runtime)?;
         let address = listener.local_addr().map_err(ControlError::system("read its address"))?;
         let (stop, stopped) = oneshot::channel();
-        let members = Arc::new(Members::new(options));
+        let members = Arc::new(JobMembers::new(options));
         let served = Arc::clone(&members);
         let thread = thread::Builder::new().name("hsdp-control".to_owned());
-        let thread = thread.spawn(move || serve(&runtime, &served, (listener, stopped)));
+        let thread = thread.spawn(move || serve(&runtime, &served, listener, stopped));
         let thread = thread.map_err(ControlError::system("start the coordinator's thread"))?;
         Ok(Self { address, members, stop: Some(stop), thread: Some(thread) })
     }
@@ -69,20 +73,23 @@ impl Server {
         self.address
     }
 
-    /// Waits until every member has left or is lost, for at most `within`, and ends the coordinator.
+    /// Waits until every member has left or is lost, for at most `within`, and ends the
+    /// coordinator.
     ///
     /// # Errors
-    /// [`ControlError::StillThere`] with the members that are still connected. The coordinator has ended then, too.
+    /// [`ServerError::StillThere`] with the members that are still connected. The coordinator has
+    /// ended then, too.
     pub fn finish(self, within: Duration) -> Result<(), ControlError> {
         let there = self.members.wait_while(within, |coordinator| !coordinator.there().is_empty());
         if there.is_empty() {
             Ok(())
         } else {
-            Err(ControlError::StillThere { after: within, there })
+            Err(ServerError::StillThere { after: within, there }.into())
         }
     }
 
-    /// If the ranks differ, waits until all of them have joined and got that error, for at most `within`.
+    /// If the ranks differ, waits until all of them have joined and got that error, for at most
+    /// `within`.
     pub(crate) fn tell_difference(&self, within: Duration) {
         self.members.wait_while(within, Coordinator::is_still_to_tell);
     }
@@ -99,7 +106,7 @@ impl Drop for Server {
 }
 
 fn listen(address: SocketAddr, runtime: &Runtime) -> Result<TcpListener, ControlError> {
-    let refused = |problem| ControlError::Bind { address, problem };
+    let refused = |problem| ControlError::from(ServerError::Bind { address, problem });
     if address.ip().is_unspecified() {
         return Err(refused("it stands for all addresses".to_owned()));
     }
@@ -113,8 +120,9 @@ fn listen(address: SocketAddr, runtime: &Runtime) -> Result<TcpListener, Control
 
 fn serve(
     runtime: &Runtime,
-    members: &Arc<Members>,
-    (listener, stopped): (TcpListener, oneshot::Receiver<()>),
+    members: &Arc<JobMembers>,
+    listener: TcpListener,
+    stopped: oneshot::Receiver<()>,
 ) {
     let Options { terms, deadlines, .. } = &members.options;
     let connections = Connections::new(most_unauthenticated(terms.world), deadlines.handshake);
@@ -134,7 +142,7 @@ fn serve(
 }
 
 /// Accepts connections until it is canceled.
-async fn accept(listener: &TcpListener, connections: &Arc<Connections>, members: &Arc<Members>) {
+async fn accept(listener: &TcpListener, connections: &Arc<Connections>, members: &Arc<JobMembers>) {
     let mut warned = false;
     loop {
         match listener.accept().await {
@@ -160,8 +168,8 @@ async fn accept(listener: &TcpListener, connections: &Arc<Connections>, members:
 /// Serves HTTP/2 on a connection, until it ends. It carries one stream.
 async fn attend(
     stream: TcpStream,
-    connection: &Arc<Connection>,
-    members: &Arc<Members>,
+    connection: &Arc<AcceptedConnection>,
+    members: &Arc<JobMembers>,
 ) -> hyper::Result<()> {
     // Frames are small, and each is answered. Without the option they come later.
     let _ = stream.set_nodelay(true);
@@ -193,7 +201,7 @@ async fn attend(
 }
 
 /// Checks the deadlines until it is canceled.
-async fn clock(members: &Members) {
+async fn clock(members: &JobMembers) {
     let mut ticks = time::interval(members.options.deadlines.tick());
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {

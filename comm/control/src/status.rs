@@ -11,7 +11,7 @@ use prost::bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::short;
-use crate::{ControlError, Ends};
+use crate::{ConnectionError, Ends};
 
 /// The state of a member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,10 +35,11 @@ pub enum State {
 pub enum Loss {
     /// Its connection ended before it left. Its process may be gone, or the connection was cut.
     Ended,
-    /// It neither sent nor received anything for too long. Its process may be stopped, or the network
-    /// cut.
+    /// It neither sent nor received anything for too long. Its process may be stopped, or the
+    /// network cut.
     Silent,
-    /// A message from it or to it failed authentication: it was changed on the way, or another process has sent it.
+    /// A message from it or to it failed authentication: it was changed on the way, or another
+    /// process has sent it.
     Forged,
     /// It has sent, or was sent, an authenticated message that does not follow the protocol.
     Invalid,
@@ -46,10 +47,10 @@ pub enum Loss {
 
 impl Loss {
     /// Returns the error of a member that ends its own connection for this reason.
-    pub(crate) fn error(self, ends: Ends, problem: String) -> ControlError {
+    pub(crate) fn error(self, ends: Ends, problem: String) -> ConnectionError {
         match self {
-            Self::Ended => ControlError::CoordinatorLost { ends, problem },
-            _ => ControlError::BadMessage { ends, problem },
+            Self::Ended => ConnectionError::CoordinatorLost { ends, problem },
+            _ => ConnectionError::BadMessage { ends, problem },
         }
     }
 }
@@ -59,9 +60,8 @@ impl Loss {
 pub struct Status {
     /// The states of all members, by rank.
     pub states: Vec<State>,
-    /// The error with which every further call fails: [`CoordinatorLost`](ControlError::CoordinatorLost), [`CutOff`](ControlError::CutOff),
-    /// [`BadMessage`](ControlError::BadMessage) or [`DeclaredLost`](ControlError::DeclaredLost). `None` while the job goes on.
-    pub ended: Option<ControlError>,
+    /// The error with which every further call fails. `None` while the job goes on.
+    pub ended: Option<ConnectionError>,
 }
 
 /// A message of another member.
@@ -77,14 +77,14 @@ pub struct Passed {
 
 /// State that a member's calls and its connection share.
 pub(crate) struct Shared {
-    pub(crate) state: Mutex<Inside>,
+    pub(crate) state: Mutex<SharedStatus>,
     changed: Condvar,
     /// Is called after a message of another member was stored.
     pub(crate) listener: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Inside {
+pub(crate) struct SharedStatus {
     pub(crate) status: Status,
     /// The messages of other members, the oldest first.
     pub(crate) passed: VecDeque<Passed>,
@@ -99,7 +99,7 @@ impl Shared {
         let status = Status { states: vec![State::Alive; world as usize], ended: None };
         let passed = VecDeque::new();
         let heard = Instant::now();
-        let state = Mutex::new(Inside { status, passed, farewell: false, heard });
+        let state = Mutex::new(SharedStatus { status, passed, farewell: false, heard });
         Self { state, changed: Condvar::new(), listener: OnceLock::new() }
     }
 
@@ -111,17 +111,20 @@ impl Shared {
         }
     }
 
-    /// Waits for the coordinator's answer to the goodbye, or for the error that ended the connection; `None` if the time
-    /// is up.
-    pub(crate) fn wait_for_farewell(&self, within: Duration) -> Option<Result<(), ControlError>> {
+    /// Waits for the coordinator's answer to the goodbye, or for the error that ended the
+    /// connection; `None` if the time is up.
+    pub(crate) fn wait_for_farewell(
+        &self,
+        within: Duration,
+    ) -> Option<Result<(), ConnectionError>> {
         let mut state = self.state.lock();
-        let goes_on = |state: &mut Inside| !state.farewell && state.status.ended.is_none();
+        let goes_on = |state: &mut SharedStatus| !state.farewell && state.status.ended.is_none();
         self.changed.wait_while_for(&mut state, goes_on, within);
         if state.farewell { Some(Ok(())) } else { state.status.ended.clone().map(Err) }
     }
 
     /// Changes the state, and wakes the call that waits for the end.
-    pub(crate) fn with(&self, change: impl FnOnce(&mut Inside)) {
+    pub(crate) fn with(&self, change: impl FnOnce(&mut SharedStatus)) {
         change(&mut self.state.lock());
         self.changed.notify_all();
     }

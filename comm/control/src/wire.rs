@@ -1,7 +1,8 @@
-//! The format of the messages, and the gRPC method that carries them. Public for tests and fuzzers only.
+//! The format of the messages, and the gRPC method that carries them. Public for tests and fuzzers
+//! only.
 //!
-//! All received bytes go through `Frame::checked` or `Message::read`, which check every string, message and number
-//! against its bound, independently of any other state.
+//! All received bytes go through `Frame::checked` or `WireMessage::read`, which check every string,
+//! message and number against its bound, independently of any other state.
 
 mod attend;
 mod frame;
@@ -9,9 +10,9 @@ mod handshake;
 mod message;
 
 pub use self::attend::{Replies, answer, call};
-pub use self::frame::{Authenticated, Frame, Kind};
+pub use self::frame::{Authenticated, Frame, FrameKind};
 pub use self::handshake::{Challenge, Hello, Proof, Refusal};
-pub use self::message::{Body, FromCoordinator, FromMember, Message};
+pub use self::message::{Body, FromCoordinator, FromMember, WireMessage};
 
 use crate::limits::MOST_STRING;
 

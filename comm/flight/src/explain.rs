@@ -216,7 +216,7 @@ fn together(
 type UnixTime = u128;
 
 /// Group, epoch and sequence number, which the entries of an operation have in common.
-type OperationKey = (GroupId, u64, u64);
+type SeenKey = (GroupId, u64, u64);
 
 /// The lowest number that a ring still has, by rank, group and epoch.
 type Lowest = BTreeMap<(Rank, GroupId, u64), u64>;
@@ -227,12 +227,12 @@ struct Operations<'a> {
     left_out: Vec<Rank>,
     records: BTreeMap<Rank, &'a FlightRecord>,
     lowest: Lowest,
-    operations: BTreeMap<OperationKey, OperationSeen<'a>>,
+    operations: BTreeMap<SeenKey, OperationSeen<'a>>,
 }
 
 /// One operation, as the ranks see it that issued it.
 struct OperationSeen<'a> {
-    key: OperationKey,
+    key: SeenKey,
     /// The members, in order; the issuers, if no record lists the group.
     members: Vec<Rank>,
     /// The issuers, each with its record and its entry there.
@@ -398,13 +398,13 @@ fn since(earlier: UnixTime, later: UnixTime) -> Duration {
     Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
 }
 
-fn key_of(entry: &FlightEntry) -> OperationKey {
+fn key_of(entry: &FlightEntry) -> SeenKey {
     (entry.group, entry.epoch, entry.sequence)
 }
 
 fn by_operation<'a>(
     records: &BTreeMap<Rank, &'a FlightRecord>,
-) -> (Lowest, BTreeMap<OperationKey, OperationSeen<'a>>) {
+) -> (Lowest, BTreeMap<SeenKey, OperationSeen<'a>>) {
     let groups = records.values().flat_map(|record| &record.groups);
     let members: BTreeMap<GroupId, &[Rank]> = groups.map(|it| (it.id, &*it.ranks)).collect();
     let mut lowest = Lowest::new();

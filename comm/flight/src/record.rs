@@ -247,7 +247,7 @@ struct Written<'a> {
 }
 
 #[derive(Deserialize)]
-struct Version {
+struct RecordVersion {
     version: u64,
 }
 
@@ -269,7 +269,7 @@ impl FlightRecord {
     /// and column, or with the numbers that do not fit together.
     pub fn from_json(text: &str) -> Result<Self, FlightError> {
         check_length(text.len() as u64)?;
-        let Version { version } = parsed(text)?;
+        let RecordVersion { version } = parsed(text)?;
         if version != VERSION {
             return Err(FlightError::Version { found: version, known: VERSION });
         }

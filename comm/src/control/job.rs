@@ -7,40 +7,44 @@ use std::time::Duration;
 use hsdp_control::{Bootstrap, ControlError, Joined};
 use hsdp_sharding::Rank;
 
-use super::member::Member;
+use super::member::ControlMember;
 use super::transport::ControlTransport;
 use crate::launch::run_one;
 use crate::{Error, RankFailure, World, WorldOptions};
 
-/// This process's place in a job that `hsdp launch` or torchrun has started. Makes worlds, one after the other or several at
-/// once. When all handles of the job and all its worlds are dropped, the process leaves the job and tells the others.
+/// This process's place in a job that `hsdp launch` or torchrun has started. Makes worlds, one
+/// after the other or several at once. When all handles of the job and all its worlds are dropped,
+/// the process leaves the job and tells the others.
 ///
-/// Messages go over the control plane, through the process of rank 0. Each takes a hundred microseconds or more, and all
-/// ranks together get some hundred megabytes a second. That is enough for agreements and descriptors. Large tensors
-/// belong on devices, where NCCL carries them ([`World::connect_nccl`]), or into a job of MPI.
+/// Messages go over the control plane, through the process of rank 0. Each takes a hundred
+/// microseconds or more, and all ranks together get some hundred megabytes a second. That is enough
+/// for agreements and descriptors. Large tensors belong on devices, where NCCL carries them
+/// ([`World::connect_nccl`]), or into a job of MPI.
 #[derive(Clone, Debug)]
 pub struct Job {
-    member: Arc<Member>,
+    member: Arc<ControlMember>,
 }
 
 impl Job {
-    /// Joins the job that the environment describes ([`Bootstrap::from_env`]). Rank 0 runs the coordinator.
+    /// Joins the job that the environment describes ([`Bootstrap::from_env`]). Rank 0 runs the
+    /// coordinator.
     ///
     /// **Collective**: all processes of the job call it, within the deadline.
     ///
     /// # Errors
-    /// [`ControlError::Incomplete`] if a process does not join in time; the errors of [`Bootstrap::from_env`] and
-    /// [`Bootstrap::join`].
+    /// [`RendezvousError::Incomplete`](hsdp_control::RendezvousError) if a process does not join in time; the errors of
+    /// [`Bootstrap::from_env`] and [`Bootstrap::join`].
     pub fn from_env(deadline: Duration) -> Result<Self, ControlError> {
         let mut bootstrap = Bootstrap::from_env()?;
         bootstrap.options.deadlines.rendezvous = deadline;
         bootstrap.join().map(|joined| Self::of(joined, deadline))
     }
 
-    /// The job of a process that has joined already. At the end the processes wait for each other, for at most `deadline`.
+    /// The job of a process that has joined already. At the end the processes wait for each other,
+    /// for at most `deadline`.
     #[must_use]
     pub fn of(joined: Joined, deadline: Duration) -> Self {
-        Self { member: Arc::new(Member::new(joined, deadline)) }
+        Self { member: Arc::new(ControlMember::new(joined, deadline)) }
     }
 
     /// The number of this process.
@@ -55,15 +59,17 @@ impl Job {
         self.member.size()
     }
 
-    /// Makes a world of the first `size` processes, each of them a rank; `None` on the other processes.
+    /// Makes a world of the first `size` processes, each of them a rank; `None` on the other
+    /// processes.
     ///
-    /// **Collective**: all processes of the job, also those beyond `size`, make the same worlds in the same order. They wait
-    /// for each other, and compare sizes, versions, programs and options.
+    /// **Collective**: all processes of the job, also those beyond `size`, make the same worlds in
+    /// the same order. They wait for each other, and compare sizes, versions, programs and options.
     ///
     /// # Errors
-    /// [`Error::ConfigMismatch`] on all processes if these differ, [`Error::Incomplete`] if a process does not come within the
-    /// deadline of the options, [`Error::BadRank`] if the job has fewer processes, [`Error::BadFault`] if the world cannot have
-    /// a fault of the options.
+    /// [`SetupError::ConfigMismatch`](crate::SetupError) on all processes if these differ,
+    /// [`SetupError::Incomplete`](crate::SetupError) if a process does not come within the deadline
+    /// of the options, [`CallError::BadRank`](crate::CallError) if the job has fewer processes,
+    /// [`WorldError::BadFault`](crate::WorldError) if the world cannot have a fault of the options.
     pub fn world(&self, size: usize, options: WorldOptions) -> Result<Option<World>, Error> {
         let transport = Box::new(ControlTransport::new(Arc::clone(&self.member)));
         World::of_first(size, self.rank(), self.size(), options, transport)

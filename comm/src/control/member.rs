@@ -11,10 +11,10 @@ use hsdp_sharding::Rank;
 use parking_lot::Mutex;
 
 use super::passage::{Passage, Sending};
-use crate::remote::{Message, TransportError, Waker};
+use crate::remote::{RankMessage, TransportError, Waker};
 
 /// This process. It says goodbye when it is dropped.
-pub(super) struct Member {
+pub(super) struct ControlMember {
     /// There until the end.
     joined: Option<Joined>,
     /// The time for the goodbyes of the others at the end.
@@ -39,7 +39,7 @@ struct Mail {
     arrived: HashMap<u32, Option<VecDeque<(Rank, Bytes)>>>,
 }
 
-impl Member {
+impl ControlMember {
     pub(super) fn new(joined: Joined, deadline: Duration) -> Self {
         let membership = &joined.membership;
         let passage = |_| Passage::new(membership.most_passed());
@@ -85,8 +85,9 @@ impl Member {
 
     pub(super) fn send(
         &self,
-        (world, to): (u32, &[Rank]),
-        message: &Arc<Message>,
+        world: u32,
+        to: &[Rank],
+        message: &Arc<RankMessage>,
     ) -> Result<(), TransportError> {
         let mut mail = self.mail.lock();
         to.iter().for_each(|to| mail.passages[to.index()].send(world, Arc::clone(message)));
@@ -173,7 +174,7 @@ impl Member {
 
 /// Waits for the others to have heard it, and on rank 0 for their goodbyes, for the deadline at the most: without the coordinator they would
 /// end early.
-impl Drop for Member {
+impl Drop for ControlMember {
     fn drop(&mut self) {
         let failed = *self.failed.get_mut();
         let within = if failed { self.deadline.min(FAREWELL) } else { self.deadline };
@@ -184,7 +185,7 @@ impl Drop for Member {
     }
 }
 
-impl fmt::Debug for Member {
+impl fmt::Debug for ControlMember {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Member({:?})", self.joined)
     }

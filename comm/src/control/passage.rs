@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use hsdp_control::Bytes;
 
-use crate::remote::Message;
+use crate::remote::RankMessage;
 
 /// Bytes of a piece's head.
 const HEAD: usize = 20;
@@ -16,7 +16,7 @@ pub(super) const MOST_PIECE: usize = hsdp_control::MOST_MESSAGE - HEAD;
 
 /// A part of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Piece {
+struct MessagePiece {
     /// The number of its message's world.
     world: u32,
     /// Of the whole message.
@@ -25,7 +25,7 @@ struct Piece {
     part: Bytes,
 }
 
-impl Piece {
+impl MessagePiece {
     /// # Errors
     /// The reason why it is none.
     fn read(piece: &Bytes) -> Result<Self, String> {
@@ -68,7 +68,7 @@ pub(super) struct Passage {
 #[derive(Clone, Debug)]
 pub(super) struct Sending {
     world: u32,
-    message: Arc<Message>,
+    message: Arc<RankMessage>,
     sent: usize,
 }
 
@@ -115,7 +115,7 @@ impl Passage {
         Self { most, sending, sent: 0, taken: 0, coming, came: 0, told: 0 }
     }
 
-    pub(super) fn send(&mut self, world: u32, message: Arc<Message>) {
+    pub(super) fn send(&mut self, world: u32, message: Arc<RankMessage>) {
         self.sending.push_back(Sending { world, message, sent: 0 });
     }
 
@@ -161,7 +161,7 @@ impl Passage {
         if piece.is_empty() {
             return Ok(None);
         }
-        let Piece { world, bytes, offset, part } = Piece::read(piece)?;
+        let MessagePiece { world, bytes, offset, part } = MessagePiece::read(piece)?;
         self.came = self.came.wrapping_add(1);
         if self.coming.is_none() && (offset, bytes) == (0, part.len() as u64) {
             return Ok(Some((world, part)));

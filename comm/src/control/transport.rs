@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 use hsdp_sharding::Rank;
 
 use super::losses::{COORDINATOR, end_of, losses_of};
-use super::member::Member;
+use super::member::ControlMember;
 use crate::remote::{
-    Answer, Buffer, Cause, Loss, Message, Pool, Transport, TransportError, Waker, copied,
+    Answer, Buffer, BufferPool, Cause, PeerLoss, RankMessage, Transport, TransportError, Waker,
+    copied,
 };
-use crate::{Error, sync};
+use crate::{Error, SetupError, sync};
 
 /// The time between two looks at the other ranks.
 const PERIOD: Duration = Duration::from_millis(100);
@@ -20,24 +21,24 @@ const ANSWER: Duration = Duration::from_millis(500);
 
 /// The messages of one world.
 pub(super) struct ControlTransport {
-    member: Arc<Member>,
+    member: Arc<ControlMember>,
     world: u32,
-    pool: Arc<Pool>,
+    pool: Arc<BufferPool>,
     looked: Option<Instant>,
     /// When the coordinator was asked for an answer that is awaited.
     asked: Option<Instant>,
 }
 
 impl ControlTransport {
-    pub(super) fn new(member: Arc<Member>) -> Self {
+    pub(super) fn new(member: Arc<ControlMember>) -> Self {
         let world = member.next_world();
         Self { member, world, pool: Arc::default(), looked: None, asked: None }
     }
 }
 
 impl Transport for ControlTransport {
-    fn send(&mut self, to: &[Rank], message: &Arc<Message>) -> Result<(), TransportError> {
-        self.member.send((self.world, to), message)
+    fn send(&mut self, to: &[Rank], message: &Arc<RankMessage>) -> Result<(), TransportError> {
+        self.member.send(self.world, to, message)
     }
 
     fn wake_by(&mut self, waker: Waker) -> bool {
@@ -54,7 +55,7 @@ impl Transport for ControlTransport {
         Ok(self.member.under_way(self.world))
     }
 
-    fn lost(&mut self) -> Result<Vec<Loss>, Loss> {
+    fn lost(&mut self) -> Result<Vec<PeerLoss>, PeerLoss> {
         let now = sync::now();
         if self.looked.is_some_and(|looked| now.saturating_duration_since(looked) < PERIOD) {
             return Ok(Vec::new());
@@ -89,11 +90,11 @@ impl Transport for ControlTransport {
         let millis = Duration::from_millis(u64::try_from(silence.as_millis()).unwrap_or(u64::MAX));
         let own = self.member.rank();
         let problem = format!("rank {own} has heard nothing from its coordinator for {millis:?}");
-        Answer::Silent(Loss { rank: COORDINATOR, cause: Cause::Unreachable(problem) })
+        Answer::Silent(PeerLoss { rank: COORDINATOR, cause: Cause::Unreachable(problem) })
     }
 
     fn close(&mut self, ended: Option<&Error>) {
-        if matches!(ended, Some(Error::Incomplete { .. })) {
+        if matches!(ended, Some(Error::Setup(SetupError::Incomplete { .. }))) {
             self.member.fail();
         }
         self.member.forget(self.world);

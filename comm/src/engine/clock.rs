@@ -32,7 +32,7 @@ const OFTEN: Duration = Duration::from_millis(1);
 ///
 /// Time that no thread could have used does not count, so that a process that was stopped goes on
 /// afterwards.
-pub(crate) struct Clock {
+pub(crate) struct WaitClock {
     started: Instant,
     /// When the thread looks again at the latest, if the process runs.
     due: Instant,
@@ -76,7 +76,7 @@ impl Timer {
     }
 }
 
-impl Clock {
+impl WaitClock {
     pub(crate) fn start(options: &WorldOptions) -> Self {
         let WorldOptions { late, circle_grace, deadline, .. } = *options;
         Self::with(late, circle_grace, deadline)
@@ -161,9 +161,9 @@ impl Clock {
 mod tests {
     use super::*;
 
-    fn clock() -> Clock {
+    fn clock() -> WaitClock {
         let second = Duration::from_secs(1);
-        Clock::start(&WorldOptions { deadline: second, late: FAR, ..WorldOptions::default() })
+        WaitClock::start(&WorldOptions { deadline: second, late: FAR, ..WorldOptions::default() })
     }
 
     #[test]
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn a_wait_of_which_only_the_end_is_due_ends_there() {
-        let mut clock = Clock::until(Duration::from_secs(1));
+        let mut clock = WaitClock::until(Duration::from_secs(1));
         let started = clock.started;
         assert_eq!(clock.alarm(), Alarm::None(LOOK), "it looks now and then");
         assert_eq!(clock.alarm_at(started + Duration::from_secs(1)), Alarm::Deadline);

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::state::{MemberWait, RankState, Rolled, Wait, WaitKey};
 use crate::mismatch::{Mismatch, MismatchRow, Wanted};
-use crate::{Descriptor, Error, GroupId};
+use crate::{Descriptor, Error, GroupId, WorldError};
 
 /// States of ranks, each from some moment of one look. A rank without a state counts as one that
 /// has issued nothing and waits for nothing.
@@ -42,7 +42,7 @@ pub(crate) fn judge(look: &Look, before: &Look) -> Option<JudgeFinding> {
 /// The error that says that these ranks wait for each other.
 pub(crate) fn waiting_for_each_other(rows: Vec<MismatchRow>) -> Error {
     let problem = "ranks wait for each other in different operations".to_owned();
-    Error::CollectiveMismatch { table: Arc::new(Mismatch { problem, rows }) }
+    WorldError::Mismatch(Arc::new(Mismatch { problem, rows })).into()
 }
 
 /// The first call of a group after which two ranks have other hashes.

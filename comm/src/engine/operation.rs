@@ -37,7 +37,7 @@ impl From<&Descriptor> for Key {
 }
 
 /// The phase of an operation. It only goes forward, but for work that has another round.
-pub(super) enum Phase {
+pub(super) enum OperationPhase {
     /// Members arrive, each in its slot.
     Gathering(Gathering),
     /// All have arrived. The last of them took the contributions, and blocks are run.
@@ -49,7 +49,7 @@ pub(super) enum Phase {
     Failed(Box<Error>),
 }
 
-impl Phase {
+impl OperationPhase {
     /// The descriptors of the members that have arrived, while members are missing or differ.
     pub(super) fn arrivals(&self) -> Option<&Arrivals> {
         match self {
@@ -60,7 +60,7 @@ impl Phase {
 }
 
 /// One operation of one group.
-pub(crate) struct Operation {
+pub(crate) struct SharedOperation {
     pub(crate) key: Key,
     /// The members, by slot.
     pub(crate) ranks: Arc<[Rank]>,
@@ -78,16 +78,16 @@ pub(crate) struct Operation {
 }
 
 pub(super) struct OperationState {
-    pub(super) phase: Phase,
+    pub(super) phase: OperationPhase,
     /// Members that sleep on `changed`.
     sleepers: usize,
 }
 
-impl Operation {
+impl SharedOperation {
     /// An operation at which no member has arrived.
     pub(crate) fn new(key: Key, ranks: &Arc<[Rank]>, origin: Origin) -> Self {
         let members = ranks.len();
-        let phase = Phase::Gathering(Gathering::new(members));
+        let phase = OperationPhase::Gathering(Gathering::new(members));
         Self {
             key,
             ranks: Arc::clone(ranks),
@@ -126,7 +126,7 @@ impl Operation {
     /// The error of the operation, if it has failed.
     pub(crate) fn failure(&self) -> Option<Error> {
         match &self.state.lock().phase {
-            Phase::Failed(error) => Some(Error::clone(error)),
+            OperationPhase::Failed(error) => Some(Error::clone(error)),
             _ => None,
         }
     }
@@ -134,15 +134,15 @@ impl Operation {
     /// The work is done: publishes the outputs, at `due` or now.
     pub(crate) fn succeed(&self, outputs: Box<dyn Any + Send>, due: Option<Instant>) {
         let mut state = self.state.lock();
-        if !matches!(state.phase, Phase::Running) {
+        if !matches!(state.phase, OperationPhase::Running) {
             return;
         }
         let Some(due) = due.filter(|due| sync::now() < *due) else {
-            return self.settle(state, Phase::Done(outputs));
+            return self.settle(state, OperationPhase::Done(outputs));
         };
         // No thread sleeps for outputs that are held back: members that wait sleep until then, and
         // no longer.
-        state.phase = Phase::Done(outputs);
+        state.phase = OperationPhase::Done(outputs);
         self.due.get_or_init(|| due);
         self.changed.notify_all();
     }
@@ -151,7 +151,7 @@ impl Operation {
     pub(crate) fn fail_gathering(&self, error: &Error) {
         let state = self.state.lock();
         if state.phase.arrivals().is_some() {
-            self.settle(state, Phase::Failed(Box::new(error.clone())));
+            self.settle(state, OperationPhase::Failed(Box::new(error.clone())));
         }
     }
 
@@ -159,12 +159,12 @@ impl Operation {
     pub(crate) fn fail(&self, error: &Error) {
         let state = self.state.lock();
         if !self.ending.is_written() {
-            self.settle(state, Phase::Failed(Box::new(error.clone())));
+            self.settle(state, OperationPhase::Failed(Box::new(error.clone())));
         }
     }
 
     /// Enters a last phase and wakes all members. Contributions are dropped without the lock.
-    fn settle(&self, mut state: MutexGuard<'_, OperationState>, last: Phase) {
+    fn settle(&self, mut state: MutexGuard<'_, OperationState>, last: OperationPhase) {
         let former = mem::replace(&mut state.phase, last);
         self.write_end(&state.phase);
         self.changed.notify_all();
@@ -172,8 +172,8 @@ impl Operation {
         discard(former);
     }
 
-    fn write_end(&self, last: &Phase) {
-        let is_done = matches!(last, Phase::Done(_));
+    fn write_end(&self, last: &OperationPhase) {
+        let is_done = matches!(last, OperationPhase::Done(_));
         // A thread that publishes what was held back may be late: that time is no part of the
         // operation.
         let due = self.due.get().filter(|_| is_done);
@@ -185,12 +185,12 @@ impl Operation {
     /// Takes a member's output out of a settled operation.
     pub(crate) fn take<O: 'static>(&self, slot: usize) -> Result<O, Error> {
         match &mut self.state.lock().phase {
-            Phase::Done(outputs) => {
+            OperationPhase::Done(outputs) => {
                 let outputs = outputs.downcast_mut::<Outputs<O>>();
                 let outputs = outputs.expect("the work makes outputs of this type");
                 Ok(outputs.take(slot).expect("a member waits once"))
             }
-            Phase::Failed(error) => Err(Error::clone(error)),
+            OperationPhase::Failed(error) => Err(Error::clone(error)),
             _ => unreachable!("the operation is settled"),
         }
     }
@@ -227,7 +227,7 @@ impl Operation {
     }
 }
 
-impl fmt::Debug for Operation {
+impl fmt::Debug for SharedOperation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Operation({:?})", self.key)
     }
@@ -267,13 +267,13 @@ pub(crate) enum Arrived<D> {
     Waiting,
     /// This was the last member, which makes the work of all contributions, in slot order.
     Last(Vec<D>, Arrivals),
-    /// It, or a member before it, differs from the first: see [`Operation::wanted`].
+    /// It, or a member before it, differs from the first: see [`SharedOperation::wanted`].
     Differs(Difference),
     /// The operation had ended early.
     Refused(Error),
 }
 
-impl Operation {
+impl SharedOperation {
     /// Puts a member's contribution into its slot. Each member arrives once: its number is its own.
     pub(crate) fn arrive<D: Send + 'static>(
         &self,
@@ -285,8 +285,8 @@ impl Operation {
         let mut contribution = Some(contribution);
         let mut useless = None;
         let arrived = match &mut state.phase {
-            Phase::Failed(error) => Arrived::Refused(Error::clone(error)),
-            Phase::Gathering(gathering) => {
+            OperationPhase::Failed(error) => Arrived::Refused(Error::clone(error)),
+            OperationPhase::Gathering(gathering) => {
                 gathering.put(slot, descriptor, &mut contribution);
                 match gathering.difference {
                     Some(difference) => {
@@ -316,8 +316,8 @@ impl Operation {
         let mut contribution = Some(contribution);
         gathering.put(slot, descriptor, &mut contribution);
         let mut state = self.state.lock();
-        if matches!(state.phase, Phase::Running) {
-            state.phase = Phase::Gathering(gathering);
+        if matches!(state.phase, OperationPhase::Running) {
+            state.phase = OperationPhase::Gathering(gathering);
             return;
         }
         drop(state);
@@ -327,7 +327,9 @@ impl Operation {
 
 /// Takes the contributions when all members have arrived.
 fn end_gathering<D: Send + 'static>(mut state: MutexGuard<'_, OperationState>) -> Arrived<D> {
-    let Phase::Gathering(gathering) = mem::replace(&mut state.phase, Phase::Running) else {
+    let OperationPhase::Gathering(gathering) =
+        mem::replace(&mut state.phase, OperationPhase::Running)
+    else {
         unreachable!("it was gathering, and this thread has the lock")
     };
     drop(state);
@@ -394,7 +396,7 @@ impl Attendance {
     }
 }
 
-impl Operation {
+impl SharedOperation {
     /// The descriptors of the members that have arrived, by slot; `None` once the work has begun or
     /// the operation is settled.
     pub(crate) fn wanted(&self) -> Option<Arrivals> {
@@ -412,7 +414,7 @@ impl Operation {
     /// arrived, or no member is missing, or members differ.
     pub(crate) fn gathering(&self, rank: Rank) -> Option<(Arc<Descriptor>, Vec<Rank>)> {
         let state = self.state.lock();
-        let Phase::Gathering(gathering) = &state.phase else { return None };
+        let OperationPhase::Gathering(gathering) = &state.phase else { return None };
         if gathering.difference.is_some() {
             return None;
         }
@@ -480,7 +482,7 @@ pub(crate) fn panic_message(payload: &(dyn Any + Send)) -> Arc<str> {
 /// Each operation writes here, so the fields beside it in a world, which are only read, have cache
 /// lines of their own.
 #[derive(Debug, Default)]
-pub(crate) struct Gatherings(CachePadded<Mutex<BTreeMap<Key, Arc<Operation>>>>);
+pub(crate) struct Gatherings(CachePadded<Mutex<BTreeMap<Key, Arc<SharedOperation>>>>);
 
 impl Gatherings {
     /// The operation of a key. `make` makes it for its first member, unless the step or the world
@@ -491,8 +493,8 @@ impl Gatherings {
     pub(crate) fn enter(
         &self,
         key: Key,
-        make: impl FnOnce() -> Result<Arc<Operation>, Error>,
-    ) -> Result<Arc<Operation>, Error> {
+        make: impl FnOnce() -> Result<Arc<SharedOperation>, Error>,
+    ) -> Result<Arc<SharedOperation>, Error> {
         match self.0.lock().entry(key) {
             Entry::Occupied(found) => Ok(Arc::clone(found.get())),
             Entry::Vacant(entry) => Ok(Arc::clone(entry.insert(make()?))),
@@ -507,14 +509,14 @@ impl Gatherings {
 
     /// Takes out the operations of `epoch`, or of all epochs, in the order of their keys: an error
     /// may name the first of them.
-    pub(crate) fn take_out(&self, epoch: Option<u64>) -> Vec<Arc<Operation>> {
+    pub(crate) fn take_out(&self, epoch: Option<u64>) -> Vec<Arc<SharedOperation>> {
         let mut operations = self.0.lock();
         let of_epoch = |key: &Key, _: &mut _| epoch.is_none_or(|epoch| key.epoch == epoch);
         operations.extract_if(.., of_epoch).map(|(_, operation)| operation).collect()
     }
 
     /// All operations that are there now, in the order of their keys.
-    pub(crate) fn snapshot(&self) -> Vec<Arc<Operation>> {
+    pub(crate) fn snapshot(&self) -> Vec<Arc<SharedOperation>> {
         self.0.lock().values().cloned().collect()
     }
 }

@@ -10,7 +10,7 @@ use hsdp_flight::Recorder;
 use hsdp_sharding::Rank;
 
 use super::from_now;
-use super::operation::Operation;
+use super::operation::SharedOperation;
 use crate::engine::judge::MemberWait;
 use crate::ledger::Ledger;
 use crate::rolling::Rolling;
@@ -35,7 +35,7 @@ pub(crate) struct Record {
     /// The call of NCCL in which its device waits.
     device_wait: Mutex<Option<MemberWait>>,
     /// The threads that do not go on, each with the operation without which it does not.
-    blocked_on: Mutex<Vec<(u64, Arc<Operation>)>>,
+    blocked_on: Mutex<Vec<(u64, Arc<SharedOperation>)>>,
 }
 
 /// Fields that are read with each operation and rarely written: apart in memory from those that
@@ -76,7 +76,7 @@ fn this_thread() -> u64 {
 pub(crate) struct Blocked<'a> {
     record: &'a Record,
     thread: u64,
-    operation: &'a Arc<Operation>,
+    operation: &'a Arc<SharedOperation>,
 }
 
 impl Record {
@@ -203,7 +203,7 @@ impl Record {
     }
 
     /// Notes that a thread of the rank waits for `operation`, or does its work.
-    pub(crate) fn block_on<'a>(&'a self, operation: &'a Arc<Operation>) -> Blocked<'a> {
+    pub(crate) fn block_on<'a>(&'a self, operation: &'a Arc<SharedOperation>) -> Blocked<'a> {
         let thread = this_thread();
         self.blocked_on.lock().push((thread, Arc::clone(operation)));
         Blocked { record: self, thread, operation }
@@ -211,7 +211,7 @@ impl Record {
 
     /// The operations without which its threads do not go on, each with whether this is the only
     /// thread that has issued for the rank. None if it is busy with something else, or hangs there.
-    pub(crate) fn blocked_on(&self) -> Vec<(bool, Arc<Operation>)> {
+    pub(crate) fn blocked_on(&self) -> Vec<(bool, Arc<SharedOperation>)> {
         let issuer = self.rare.issuer.load(Ordering::Acquire);
         let blocked_on = self.blocked_on.lock();
         blocked_on.iter().map(|(thread, it)| (*thread == issuer, Arc::clone(it))).collect()
@@ -233,14 +233,14 @@ impl Drop for Blocked<'_> {
 #[derive(Debug, Default)]
 pub(crate) struct Mistakes {
     /// The last mistake that this rank has announced.
-    own: Option<Own>,
+    own: Option<OwnMistake>,
     /// Mistakes of other ranks by which this rank has left epochs in earlier calls. It may come to
     /// make them, too.
     owed: Vec<Owed>,
 }
 
 #[derive(Debug)]
-struct Own {
+struct OwnMistake {
     epoch: u64,
     mistake: Mistake,
 }
@@ -262,7 +262,7 @@ impl Mistakes {
             self.owed.remove(owed);
             return false;
         }
-        self.own = Some(Own { epoch, mistake });
+        self.own = Some(OwnMistake { epoch, mistake });
         true
     }
 
@@ -291,22 +291,22 @@ impl Mistakes {
 
 /// Whether the world, or an epoch of it, has ended, and how. The first end of each wins.
 #[derive(Debug, Default)]
-pub(crate) struct Status {
+pub(crate) struct EarlyEnds {
     /// Whether `ends` says anything: what each call reads first. Never falls back.
     raised: AtomicBool,
-    ends: Mutex<Ends>,
+    ends: Mutex<RaisedEnds>,
     /// Rung when the world ends, and when a rank leaves: a rank that a fault holds up sleeps on it.
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Ends {
+struct RaisedEnds {
     world: Option<Error>,
     /// Ends of epochs. When every rank has left several behind, the last of these stands for all.
     epochs: BTreeMap<u64, Error>,
 }
 
-impl Ends {
+impl RaisedEnds {
     /// The end of an epoch, by which those before it are over, too.
     fn of(&self, epoch: u64) -> Option<&Error> {
         let of_epoch = || self.epochs.range(epoch..).next().map(|(_, end)| end);
@@ -314,7 +314,7 @@ impl Ends {
     }
 }
 
-impl Status {
+impl EarlyEnds {
     /// Whether an operation may be issued in `epoch`.
     pub(crate) fn check(&self, epoch: u64) -> Result<(), Error> {
         if !self.raised.load(Ordering::Acquire) {
@@ -469,7 +469,7 @@ mod tests {
 
     #[test]
     fn a_step_that_is_given_up_because_the_world_is_over_is_no_other_end() {
-        let status = Status::default();
+        let status = EarlyEnds::default();
         let world = status.end_world(ended("stands for the end of a world"));
         assert_eq!(status.end_epoch(0, ended("the world is over")), world);
         assert_eq!(status.check(0), Err(world));

@@ -6,10 +6,10 @@ use hsdp_flight::{Origin, Recorder};
 use hsdp_sharding::Rank;
 
 use super::judge::{MemberWait, RankState, Wait};
-use super::operation::{Gatherings, Operation};
-use super::rank::{Record, Status};
+use super::operation::{Gatherings, SharedOperation};
+use super::rank::{EarlyEnds, Record};
 use crate::options::WorldOptions;
-use crate::{AbortReason, Error};
+use crate::{AbortReason, Error, WorldError};
 
 /// The state of a world that its ranks share.
 #[derive(Debug)]
@@ -17,7 +17,7 @@ pub(crate) struct WorldState {
     pub(crate) options: WorldOptions,
     pub(crate) origin: Origin,
     pub(crate) records: Arc<[Arc<Record>]>,
-    pub(crate) status: Arc<Status>,
+    pub(crate) status: Arc<EarlyEnds>,
     pub(crate) table: Gatherings,
 }
 
@@ -50,12 +50,12 @@ impl WorldState {
     pub(crate) fn ended_by(&self, rank: Rank, reason: AbortReason) -> Error {
         let record = self.records.get(rank.index());
         let (step, operation) = record.map_or((0, None), |it| (it.step(), it.last()));
-        Error::WorldAborted { rank, step, operation, reason }
+        WorldError::Aborted { rank, step, operation, reason }.into()
     }
 
     /// Ends the world for the ranks of this process, and with it operations that miss members, and
     /// those of `doomed`.
-    pub(crate) fn end_here(&self, error: Error, doomed: &[Arc<Operation>]) -> Error {
+    pub(crate) fn end_here(&self, error: Error, doomed: &[Arc<SharedOperation>]) -> Error {
         let end = self.status.end_world(error);
         for operation in self.table.take_out(None) {
             operation.fail_gathering(&end);
@@ -65,7 +65,7 @@ impl WorldState {
     }
 
     /// An operation of `epoch`, which has ended, misses a member that brings nothing more to it.
-    pub(crate) fn fail_in_epoch(&self, operation: &Operation, epoch: u64) {
+    pub(crate) fn fail_in_epoch(&self, operation: &SharedOperation, epoch: u64) {
         if let Err(end) = self.status.check(epoch) {
             self.table.remove(operation.key);
             operation.fail_gathering(&end);
@@ -82,7 +82,8 @@ impl WorldState {
     pub(crate) fn rank_state(&self, rank: Rank) -> RankState {
         let record = self.record(rank);
         let epoch = record.epoch();
-        let wait = |(is_of_issuer, operation): (bool, Arc<Operation>)| match operation.wait_of(rank)
+        let wait = |(is_of_issuer, operation): (bool, Arc<SharedOperation>)| match operation
+            .wait_of(rank)
         {
             Wait::Members(members) => Wait::Members(MemberWait { is_of_issuer, ..members }),
             work => work,
@@ -100,7 +101,7 @@ impl WorldState {
     }
 }
 
-impl Operation {
+impl SharedOperation {
     /// The wait of a thread of `rank` for this operation, which need not be its only issuer.
     /// Members that differ end it by themselves, like work.
     pub(crate) fn wait_of(&self, rank: Rank) -> Wait {

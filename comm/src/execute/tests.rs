@@ -7,7 +7,7 @@ use hsdp_sharding::{DType, Param, ParamSlot, Role, Unit, UnitLayout};
 
 use super::unit_gather::UnitGather;
 use super::*;
-use crate::call::Call;
+use crate::call::GroupCall;
 use crate::pattern::starts_of;
 use crate::{Channel, GroupId, Op, Reduction, Scaling, Tag};
 
@@ -100,7 +100,7 @@ fn partition<W: Work>(work: W, outputs: usize) -> Vec<W::Gets> {
 }
 
 /// Makes the work of a call, with ranks that are their slots.
-fn assemble<D: Contribute>(call: Call, mut all: Vec<D>) -> Result<D::Work, String> {
+fn assemble<D: Contribute>(call: GroupCall, mut all: Vec<D>) -> Result<D::Work, String> {
     let ranks: Vec<Rank> = (0..all.len()).map(Rank::new).collect();
     let group = GroupId::of(&ranks, Channel::User);
     let descriptor = call.described(group, Channel::User, 0, 0);
@@ -108,15 +108,15 @@ fn assemble<D: Contribute>(call: Call, mut all: Vec<D>) -> Result<D::Work, Strin
     D::assemble(all, At { actual: &descriptor, ranks: &ranks, slot: 0, round: 0 })
 }
 
-fn call(op: Op, count: usize) -> Call {
-    Call::new(op, Tag::default()).of(DType::U32, count)
+fn call(op: Op, count: usize) -> GroupCall {
+    GroupCall::new(op, Tag::default()).of(DType::U32, count)
 }
 
-fn rooted(op: Op, count: usize, root: usize) -> Call {
+fn rooted(op: Op, count: usize, root: usize) -> GroupCall {
     call(op, count).root(Rank::new(root))
 }
 
-fn sum(op: Op, count: usize) -> Call {
+fn sum(op: Op, count: usize) -> GroupCall {
     call(op, count).reduction(Reduction::Sum)
 }
 
@@ -409,7 +409,7 @@ fn what_passes_vectors_on_takes_nothing() {
     let passed = assemble(call(Op::Permute, 1), passed).expect("one giver each");
     assert_eq!(vecs(partition(passed, 0)), [vec![2], vec![1; LEN], vec![0]]);
     let met = in_place(vec![Vec::<u32>::new(); 2]);
-    let met = assemble(Call::new(Op::Barrier, Tag::default()), met).expect("no lengths");
+    let met = assemble(GroupCall::new(Op::Barrier, Tag::default()), met).expect("no lengths");
     assert_eq!(vecs(partition(met, 0)), [Vec::<u32>::new(), Vec::new()]);
 }
 

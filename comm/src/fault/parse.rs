@@ -6,7 +6,7 @@ use std::time::Duration;
 use hsdp_sharding::{Rank, UnitId};
 
 use super::{Fault, FaultKind, FaultPlace};
-use crate::{Error, Stage};
+use crate::{Error, Stage, WorldError};
 
 /// Reads a fault in its displayed form.
 ///
@@ -21,7 +21,8 @@ impl FromStr for Fault {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        let refused = |problem| Error::BadFault { fault: text.to_owned(), problem };
+        let refused =
+            |problem| Error::World(WorldError::BadFault { fault: text.to_owned(), problem });
         let bad = |problem: &str| {
             refused(format!("{problem} (a fault is written as `rank 1, step 3, unit 2: panic`)"))
         };

@@ -9,7 +9,7 @@ use std::time::Duration;
 use hsdp_sharding::Rank;
 
 use super::error::MpiError;
-use super::library::Library;
+use super::library::MpiLibrary;
 use super::transport::MpiTransport;
 use crate::engine::from_now;
 use crate::launch::run_one;
@@ -18,28 +18,31 @@ use crate::{Error, RankFailure, World, WorldOptions};
 /// Tags of worlds are below this: every library has as many, and this one.
 pub(super) const TAGS: c_int = 32_767;
 
-/// This process's place in a job of MPI, as `mpirun` or `srun` has started it. Makes worlds, one after the other or
-/// several at once. When all handles of the job and all its worlds are dropped, MPI is finalized, and cannot be initialized
-/// again.
+/// This process's place in a job of MPI, as `mpirun` or `srun` has started it. Makes worlds, one
+/// after the other or several at once. When all handles of the job and all its worlds are dropped,
+/// MPI is finalized, and cannot be initialized again.
 #[derive(Clone, Debug)]
 pub struct Job {
-    library: Arc<Library>,
+    library: Arc<MpiLibrary>,
 }
 
 impl Job {
-    /// Initializes MPI in this process, unless the program has. A program that was started without `mpirun` is a job of one
-    /// process.
+    /// Initializes MPI in this process, unless the program has. A program that was started without
+    /// `mpirun` is a job of one process.
     ///
     /// **Collective**: all processes of the job call it, within the deadline.
     ///
     /// # Errors
-    /// [`MpiError::Late`] if a process does not call it in time; [`MpiError::Threads`] if MPI provides a thread level below
-    /// `MPI_THREAD_SERIALIZED`; [`MpiError::ProgramThreads`] if the program has initialized MPI with a level below `MPI_THREAD_MULTIPLE`,
-    /// since its own calls could run at the same time as those of a progress thread; [`MpiError::Finalized`]; [`MpiError::Thread`]; [`MpiError::Call`] with the error of MPI.
+    /// [`MpiError::Late`] if a process does not call it in time; [`MpiError::Threads`] if MPI
+    /// provides a thread level below `MPI_THREAD_SERIALIZED`; [`MpiError::ProgramThreads`] if the
+    /// program has initialized MPI with a level below `MPI_THREAD_MULTIPLE`, since its own calls
+    /// could run at the same time as those of a progress thread; [`MpiError::Finalized`];
+    /// [`MpiError::Thread`]; [`MpiError::Call`] with the error of MPI.
     pub fn join(deadline: Duration) -> Result<Self, MpiError> {
-        // MPI_Init_thread waits for all processes, and has no deadline: where some never come, its thread is left behind.
+        // MPI_Init_thread waits for all processes, and has no deadline: where some never come, its
+        // thread is left behind.
         let (begun, begin) = crossbeam::channel::bounded(1);
-        let init = move || drop(begun.send(Library::join(deadline)));
+        let init = move || drop(begun.send(MpiLibrary::join(deadline)));
         let thread = Builder::new().name("hsdp-mpi-init".to_owned()).spawn(init);
         thread.map_err(|error| MpiError::Thread { problem: error.to_string() })?;
         let late = MpiError::Late { call: "MPI_Init_thread", deadline };
@@ -59,15 +62,17 @@ impl Job {
         self.library.size
     }
 
-    /// Makes a world of the first `size` processes, each of them a rank; `None` on the other processes.
+    /// Makes a world of the first `size` processes, each of them a rank; `None` on the other
+    /// processes.
     ///
-    /// **Collective**: all processes of the job, also those beyond `size`, make the same worlds in the same order. They wait
-    /// for each other, and compare sizes, versions, programs and options.
+    /// **Collective**: all processes of the job, also those beyond `size`, make the same worlds in
+    /// the same order. They wait for each other, and compare sizes, versions, programs and options.
     ///
     /// # Errors
-    /// [`Error::ConfigMismatch`] on all processes if these differ, [`Error::Incomplete`] if a process does not come within the
-    /// deadline of the options, [`Error::BadRank`] if the job has fewer processes, [`Error::BadFault`] if the world cannot have
-    /// a fault of the options.
+    /// [`SetupError::ConfigMismatch`](crate::SetupError) on all processes if these differ,
+    /// [`SetupError::Incomplete`](crate::SetupError) if a process does not come within the deadline
+    /// of the options, [`CallError::BadRank`](crate::CallError) if the job has fewer processes,
+    /// [`WorldError::BadFault`](crate::WorldError) if the world cannot have a fault of the options.
     pub fn world(&self, size: usize, options: WorldOptions) -> Result<Option<World>, Error> {
         let tag = self.library.next_world() % TAGS;
         let transport = Box::new(MpiTransport::new(Arc::clone(&self.library), tag));

@@ -1,6 +1,6 @@
 //! MPI itself: one function for each call that is made, its code checked. `TRANSPORTS.md`, "MPI".
 //!
-//! While there is a [`Library`], MPI was begun and is not finalized. Every call is made under its lock (MP-1).
+//! While there is a [`MpiLibrary`], MPI was begun and is not finalized. Every call is made under its lock (MP-1).
 
 mod ending;
 
@@ -14,21 +14,21 @@ use mpi_sys as ffi;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::error::MpiError;
-use crate::engine::{Alarm, Clock};
+use crate::engine::{Alarm, WaitClock};
 use crate::remote::BLOCK_BYTES;
 
 /// The lock under which MPI is called.
 static CALLS: Mutex<()> = Mutex::new(());
 
 /// The one that is there, if one is: MPI is begun once, and ended once.
-static CURRENT: Mutex<Weak<Library>> = Mutex::new(Weak::new());
+static CURRENT: Mutex<Weak<MpiLibrary>> = Mutex::new(Weak::new());
 
 /// Whether MPI was begun here, and not by the program.
 static BEGUN_HERE: AtomicBool = AtomicBool::new(false);
 
 /// MPI, of this process. When its last handle is dropped, it is finalized.
 #[derive(Debug)]
-pub(super) struct Library {
+pub(super) struct MpiLibrary {
     /// Ours alone: messages of the program itself meet none of it.
     communicator: ffi::MPI_Comm,
     block: ffi::MPI_Datatype,
@@ -49,18 +49,18 @@ pub(super) struct Library {
 }
 
 // SAFETY: MP-1, handles of MPI are used under the lock alone, by one thread at a time, as MPI was begun for.
-unsafe impl Send for Library {}
+unsafe impl Send for MpiLibrary {}
 // SAFETY: MP-1, as above.
-unsafe impl Sync for Library {}
+unsafe impl Sync for MpiLibrary {}
 
 /// The right to call MPI.
 pub(super) struct Locked<'a> {
-    library: &'a Library,
+    library: &'a MpiLibrary,
     _lock: MutexGuard<'a, ()>,
 }
 
 /// A message that was found, and is to be received.
-pub(super) struct Found {
+pub(super) struct FoundMessage {
     pub(super) from: usize,
     /// Its length.
     pub(super) bytes: usize,
@@ -69,12 +69,12 @@ pub(super) struct Found {
 
 /// A message that is under way.
 #[derive(Debug)]
-pub(super) struct Request(ffi::MPI_Request);
+pub(super) struct MpiRequest(ffi::MPI_Request);
 
 // SAFETY: MP-1, it is tested under the lock alone.
-unsafe impl Send for Request {}
+unsafe impl Send for MpiRequest {}
 
-impl Library {
+impl MpiLibrary {
     /// That of this process, or if there is none MPI is begun.
     pub(super) fn join(deadline: Duration) -> Result<Arc<Self>, MpiError> {
         let mut current = CURRENT.lock();
@@ -129,7 +129,7 @@ impl Library {
     }
 }
 
-impl Drop for Library {
+impl Drop for MpiLibrary {
     fn drop(&mut self) {
         if let Err(error) = self.end() {
             hsdp_warnings::warn!(%error, "MPI was not finalized");
@@ -139,7 +139,7 @@ impl Drop for Library {
 
 impl Locked<'_> {
     /// Begins to send bytes, a multiple of [`BLOCK_BYTES`], which stay where they are until the request is complete.
-    pub(super) fn send(&self, bytes: &[u8], to: usize, tag: c_int) -> Result<Request, MpiError> {
+    pub(super) fn send(&self, bytes: &[u8], to: usize, tag: c_int) -> Result<MpiRequest, MpiError> {
         let data = bytes.as_ptr().cast::<c_void>();
         let count = blocks(bytes.len());
         let block = self.library.block;
@@ -151,16 +151,16 @@ impl Locked<'_> {
         };
         check("MPI_Isend", code)?;
         self.library.sent[to].fetch_add(1, Ordering::Relaxed);
-        Ok(Request(request))
+        Ok(MpiRequest(request))
     }
 
     /// Looks for a message that has come.
-    pub(super) fn find(&self, tag: c_int) -> Result<Option<Found>, MpiError> {
+    pub(super) fn find(&self, tag: c_int) -> Result<Option<FoundMessage>, MpiError> {
         let mut message = constant(&raw const ffi::RSMPI_MESSAGE_NULL);
         let mut flag = 0;
         let mut status = status();
         let any = constant(&raw const ffi::RSMPI_ANY_SOURCE);
-        let Library { communicator, block, .. } = *self.library;
+        let MpiLibrary { communicator, block, .. } = *self.library;
         let to_flag = &raw mut flag;
         let to_message = &raw mut message;
         let to_status = &raw mut status;
@@ -179,11 +179,15 @@ impl Locked<'_> {
         // A count that is no number of blocks is negative: then receiving fails, since the message is longer.
         let bytes = usize::try_from(count).unwrap_or(0) * BLOCK_BYTES;
         let from = usize::try_from(status.MPI_SOURCE).unwrap_or(usize::MAX);
-        Ok(Some(Found { from, bytes, message }))
+        Ok(Some(FoundMessage { from, bytes, message }))
     }
 
     /// Begins to receive a message into bytes of its length, which stay where they are until the request is complete.
-    pub(super) fn receive(&self, found: Found, bytes: &mut [u8]) -> Result<Request, MpiError> {
+    pub(super) fn receive(
+        &self,
+        found: FoundMessage,
+        bytes: &mut [u8],
+    ) -> Result<MpiRequest, MpiError> {
         let data = bytes.as_mut_ptr().cast::<c_void>();
         let count = blocks(bytes.len());
         let mut message = found.message;
@@ -193,16 +197,16 @@ impl Locked<'_> {
             ffi::MPI_Imrecv(data, count, self.library.block, &raw mut message, &raw mut request)
         };
         check("MPI_Imrecv", code)?;
-        Ok(Request(request))
+        Ok(MpiRequest(request))
     }
 
     /// Whether a request is complete.
-    pub(super) fn test(&self, request: &mut Request) -> Result<bool, MpiError> {
+    pub(super) fn test(&self, request: &mut MpiRequest) -> Result<bool, MpiError> {
         request.test("MPI_Test")
     }
 }
 
-impl Request {
+impl MpiRequest {
     fn test(&mut self, call: &'static str) -> Result<bool, MpiError> {
         let mut flag = 0;
         let ignore = constant(&raw const ffi::RSMPI_STATUS_IGNORE);
@@ -216,11 +220,11 @@ impl Request {
 /// Waits until a request is complete, or `check` fails. No other thread calls MPI meanwhile.
 fn complete(
     call: &'static str,
-    mut request: Request,
+    mut request: MpiRequest,
     deadline: Duration,
     check: impl Fn() -> Result<(), MpiError>,
 ) -> Result<(), MpiError> {
-    let mut clock = Clock::until(deadline);
+    let mut clock = WaitClock::until(deadline);
     while !request.test(call)? {
         check()?;
         match clock.alarm() {
@@ -294,7 +298,7 @@ fn duplicate(communicator: ffi::MPI_Comm, deadline: Duration) -> Result<ffi::MPI
     // SAFETY: MP-2, the handle that is written is there for ever.
     let code = unsafe { ffi::MPI_Comm_idup(communicator, &raw mut *duplicate, &raw mut request) };
     check("MPI_Comm_idup", code)?;
-    complete("MPI_Comm_idup", Request(request), deadline, || Ok(()))?;
+    complete("MPI_Comm_idup", MpiRequest(request), deadline, || Ok(()))?;
     Ok(*duplicate)
 }
 

@@ -7,20 +7,20 @@ use std::sync::Arc;
 use hsdp_sharding::Rank;
 
 use super::error::MpiError;
-use super::library::{Library, Request};
+use super::library::{MpiLibrary, MpiRequest};
 use crate::Error;
-use crate::remote::{Buffer, Message, Pool, Transport, TransportError};
+use crate::remote::{Buffer, BufferPool, RankMessage, Transport, TransportError};
 
 /// The number of messages that are received at a time.
 const RECEIVED_AT_ONCE: usize = 256;
 
 /// The messages of one world.
 pub(super) struct MpiTransport {
-    library: Arc<Library>,
+    library: Arc<MpiLibrary>,
     /// The number of the world: messages of others are not its business.
     tag: c_int,
-    pool: Arc<Pool>,
-    sending: Vec<(Rank, Request, ManuallyDrop<Arc<Message>>)>,
+    pool: Arc<BufferPool>,
+    sending: Vec<(Rank, MpiRequest, ManuallyDrop<Arc<RankMessage>>)>,
     /// In the order in which they were found.
     receiving: Vec<Receiving>,
 }
@@ -29,14 +29,14 @@ pub(super) struct MpiTransport {
 #[derive(Debug)]
 struct Receiving {
     from: Rank,
-    request: Request,
+    request: MpiRequest,
     /// Not dropped before it is complete: MPI writes it.
     buffer: ManuallyDrop<Buffer>,
     is_complete: bool,
 }
 
 impl MpiTransport {
-    pub(super) fn new(library: Arc<Library>, tag: c_int) -> Self {
+    pub(super) fn new(library: Arc<MpiLibrary>, tag: c_int) -> Self {
         let pool = Arc::default();
         Self { library, tag, pool, sending: Vec::new(), receiving: Vec::new() }
     }
@@ -73,7 +73,7 @@ impl MpiTransport {
 }
 
 impl Transport for MpiTransport {
-    fn send(&mut self, to: &[Rank], message: &Arc<Message>) -> Result<(), TransportError> {
+    fn send(&mut self, to: &[Rank], message: &Arc<RankMessage>) -> Result<(), TransportError> {
         let mut all = Ok(());
         for to in to {
             let message = ManuallyDrop::new(Arc::clone(message));

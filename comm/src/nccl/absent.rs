@@ -12,7 +12,7 @@ use crate::{Error, GroupId, Op};
 
 /// There is none.
 #[derive(Clone, Debug)]
-pub(crate) struct Carrier {
+pub(crate) struct NcclCarrier {
     pub(crate) issuing: Option<Issuing>,
     never: Never,
 }
@@ -20,7 +20,7 @@ pub(crate) struct Carrier {
 #[derive(Clone, Debug)]
 enum Never {}
 
-impl Carrier {
+impl NcclCarrier {
     pub(crate) fn carry(carriers: &[Self], _: Op, _: Vec<Transfer<'_>>) -> Result<(), Error> {
         match carriers[0].never {}
     }
@@ -35,7 +35,7 @@ pub(crate) struct Connected {}
     reason = "the calls are those of the communicators that a rank has with NCCL"
 )]
 impl Connected {
-    pub(crate) fn carrier(&self, _: &Arc<OwnRank>, _: GroupId, _: u64) -> Option<Carrier> {
+    pub(crate) fn carrier(&self, _: &Arc<OwnRank>, _: GroupId, _: u64) -> Option<NcclCarrier> {
         None
     }
 

@@ -68,8 +68,9 @@ impl Communicator {
         &self,
         op: Op,
         stream: &Stream,
-        Transfer { from, to: (to, range) }: &Transfer<'_>,
+        transfer: &Transfer<'_>,
     ) -> Result<usize, NcclError> {
+        let Transfer { from, to: (to, range) } = transfer;
         let (source, own) = from.clone().unwrap_or((&**to, range.clone()));
         let ranks = self.size;
         let len = if op == Op::AllGather { own.len() } else { range.len() };
@@ -231,7 +232,7 @@ fn data_type(dtype: DType) -> ncclDataType_t {
 
 /// A member's means to have NCCL move the elements of a call.
 #[derive(Clone, Debug)]
-pub(crate) struct Carrier {
+pub(crate) struct NcclCarrier {
     pub(super) step: u64,
     pub(super) comm: SharedCommunicator,
     pub(super) stream: Arc<Stream>,
@@ -242,7 +243,7 @@ pub(crate) struct Carrier {
     pub(crate) issuing: Option<Issuing>,
 }
 
-impl Carrier {
+impl NcclCarrier {
     /// Makes one call of NCCL of all members that are in this process: together, or this rank's own
     /// in its turn.
     ///

@@ -23,7 +23,7 @@ pub(super) const LOOK: Duration = Duration::from_micros(50);
 pub struct Communicator {
     pub(super) nccl: &'static Nccl,
     /// There until it is given up.
-    raw: Option<Raw>,
+    raw: Option<RawCommunicator>,
     pub(super) device: Device,
     pub(super) rank: usize,
     pub(super) size: usize,
@@ -33,7 +33,7 @@ pub struct Communicator {
 
 /// A pointer, so it is not `Sync`: a communicator is used by one thread at a time.
 #[derive(Clone, Copy, Debug)]
-struct Raw(ncclComm_t);
+struct RawCommunicator(ncclComm_t);
 
 /// The memory for a handle. NCCL writes it from a thread of its own, maybe when no thread waits for
 /// it any more. So it is never freed: 8 bytes for each communicator that is made.
@@ -49,15 +49,15 @@ impl HandleCell {
     }
 
     /// The handle, if it was written so far.
-    fn taken(&self) -> Option<Raw> {
+    fn taken(&self) -> Option<RawCommunicator> {
         let raw = self.0.load(Ordering::Acquire);
-        (!raw.is_null()).then_some(Raw(raw))
+        (!raw.is_null()).then_some(RawCommunicator(raw))
     }
 }
 
 // SAFETY: NC-4, a communicator may go from thread to thread; that one uses it at a time is in the
 // type that owns it.
-unsafe impl Send for Raw {}
+unsafe impl Send for RawCommunicator {}
 
 impl Communicator {
     /// Joins the communicator of `id`, on `device`, as the rank that `place` names: `(rank, size)`.
@@ -69,7 +69,8 @@ impl Communicator {
     pub fn join(
         device: &Device,
         id: UniqueId,
-        (rank, size): (usize, usize),
+        rank: usize,
+        size: usize,
         patience: Patience,
     ) -> Result<Self, NcclError> {
         let nccl = load()?;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use hsdp_kernels::cuda::{Device, Stream};
 use hsdp_sharding::Rank;
 
-use super::calls::Carrier;
+use super::calls::NcclCarrier;
 use super::communicator::{Communicator, Patience};
 use super::queue::CallQueue;
 use super::watchdog::tell;
@@ -40,7 +40,7 @@ pub(super) struct GroupConnection {
 }
 
 /// A rank's part in each of its groups, in an order that all ranks share: they are closed in it.
-pub(super) type Groups = BTreeMap<GroupId, GroupConnection>;
+pub(super) type NcclGroups = BTreeMap<GroupId, GroupConnection>;
 
 #[derive(Debug)]
 struct Communicators {
@@ -48,7 +48,7 @@ struct Communicators {
     stream: Arc<Stream>,
     /// Of all ranks, to split others from; given up when a split has failed.
     all: SharedCommunicator,
-    groups: Groups,
+    groups: NcclGroups,
     deadline: Duration,
     /// `None` where all ranks are threads. Other processes may need this rank's part in what was
     /// issued.
@@ -138,7 +138,7 @@ impl Connected {
 fn has_lost_a_member(own: &OwnRank, group: GroupId) -> bool {
     let last = own.record.rolling.count(group).checked_sub(1);
     let is_left = |(last, endpoint): (u64, &Arc<Endpoint>)| {
-        endpoint.drains().left_before((group, last)).is_some()
+        endpoint.drains().left_before(group, last).is_some()
     };
     last.zip(own.endpoint()).is_some_and(is_left)
 }
@@ -146,10 +146,15 @@ fn has_lost_a_member(own: &OwnRank, group: GroupId) -> bool {
 /// # Using them
 impl Connected {
     /// The carrier of a call of a group, if the group goes by NCCL.
-    pub(crate) fn carrier(&self, own: &Arc<OwnRank>, group: GroupId, step: u64) -> Option<Carrier> {
+    pub(crate) fn carrier(
+        &self,
+        own: &Arc<OwnRank>,
+        group: GroupId,
+        step: u64,
+    ) -> Option<NcclCarrier> {
         let held = self.held.lock();
         let Communicators { stream, groups, queue, .. } = held.as_ref()?;
-        Some(Carrier {
+        Some(NcclCarrier {
             own: Arc::clone(own),
             step,
             comm: Arc::clone(&groups.get(&group)?.comm),
@@ -171,12 +176,12 @@ impl Connected {
     }
 
     /// The groups of this rank; `None` while one is being connected.
-    pub(super) fn groups(&self) -> Option<Groups> {
+    pub(super) fn groups(&self) -> Option<NcclGroups> {
         let _connecting = self.connecting.try_lock()?;
         self.known()
     }
 
-    fn known(&self) -> Option<Groups> {
+    fn known(&self) -> Option<NcclGroups> {
         self.held.lock().as_ref().map(|held| held.groups.clone())
     }
 

@@ -9,14 +9,14 @@ use hsdp_flight::{EntryNumber, FlightState};
 use hsdp_kernels::cuda::{CudaError, Moment, Stream};
 use hsdp_sharding::Rank;
 
-use super::connected::Groups;
+use super::connected::NcclGroups;
 use crate::call::Issuing;
-use crate::engine::{Alarm, Clock, Record, Status, from_now};
+use crate::engine::{Alarm, EarlyEnds, Record, WaitClock, from_now};
 use crate::remote::{CallNumber, CallShape, Calls, DeviceCall};
 use crate::rolling::RolledCall;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::threads::OwnRank;
-use crate::{AbortReason, Descriptor, Error, GroupId};
+use crate::{AbortReason, Descriptor, Error, GroupId, WorldError};
 
 /// The most calls of a rank that are not done.
 const MOST: usize = 64;
@@ -27,7 +27,7 @@ const LOOK: Duration = Duration::from_micros(200);
 /// The calls of a rank.
 #[derive(Debug)]
 pub(super) struct CallQueue {
-    status: Arc<Status>,
+    status: Arc<EarlyEnds>,
     pub(super) stream: Arc<Stream>,
     /// Held while a call is made: it may be in progress for some time.
     turn: Mutex<()>,
@@ -117,7 +117,7 @@ impl CallQueue {
         operation: &Arc<Descriptor>,
         is_over: impl Fn(&CallsUnderWay) -> bool,
     ) -> Result<(), Error> {
-        let mut clock = Clock::start(own.options());
+        let mut clock = WaitClock::start(own.options());
         loop {
             let mut state = self.state.lock();
             state.forget_done(&own.record);
@@ -149,7 +149,11 @@ impl CallQueue {
             let state = self.state.lock();
             (state.left, state.calls.back().map(|it| (it.call.group, it.call.index)))
         };
-        let rank = left.or_else(|| own.endpoint()?.drains().left_before(last?))?;
+        let left_before_last = || {
+            let (group, index) = last?;
+            own.endpoint()?.drains().left_before(group, index)
+        };
+        let rank = left.or_else(left_before_last)?;
         Some(left_before(own, rank, descriptor))
     }
 
@@ -218,7 +222,7 @@ impl CallQueue {
     }
 
     /// The calls of this rank, of an epoch that is over: it makes no more of them.
-    pub(super) fn calls(&self, record: &Record, groups: &Groups) -> Calls {
+    pub(super) fn calls(&self, record: &Record, groups: &NcclGroups) -> Calls {
         let state = self.state.lock();
         let counts = groups.keys().map(|group| (*group, record.rolling.count(*group)));
         let unfinished = state.calls.iter().map(|call| call.call.clone()).collect();
@@ -227,7 +231,7 @@ impl CallQueue {
 
     /// The calls of this rank, which leaves: without those that may never be done, if it owes a
     /// drain.
-    pub(super) fn last_calls(&self, record: &Record, groups: &Groups) -> Calls {
+    pub(super) fn last_calls(&self, record: &Record, groups: &NcclGroups) -> Calls {
         self.state.lock().forget_done(record);
         let calls = self.calls(record, groups);
         if self.owed().is_some() { calls.done() } else { calls }
@@ -285,10 +289,11 @@ fn end_late(own: &OwnRank, awaited: &Arc<Descriptor>, missing: Vec<Rank>) -> Err
     let deadline = own.options().deadline;
     let awaited = Arc::clone(awaited);
     let culprit = missing.first().copied();
-    let reason = AbortReason::Deadline { awaited, deadline, arrived: Vec::new(), missing };
+    let reason =
+        AbortReason::Deadline { awaited, deadline, arrived: [].into(), missing: missing.into() };
     own.core.end(match culprit {
         Some(rank) => own.core.state.ended_by(rank, reason),
-        None => Error::WorkFailed { operation, reason },
+        None => WorldError::WorkFailed { operation, reason }.into(),
     })
 }
 

@@ -11,11 +11,11 @@ use hsdp_kernels::cuda::{DeviceBuffer, Stream};
 use hsdp_sharding::{DType, Rank};
 
 use super::NcclError;
-use super::connected::{Connected, GroupConnection, Groups};
+use super::connected::{Connected, GroupConnection, NcclGroups};
 use super::queue::{CallKey, CallQueue, left_before, warn_late};
 use super::transfer::Transfer;
 use crate::engine::judge::MemberWait;
-use crate::engine::{Alarm, Clock, Status};
+use crate::engine::{Alarm, EarlyEnds, WaitClock};
 use crate::remote::{CallShape, Calls, DeviceCall, Endpoint, Urgency};
 use crate::threads::OwnRank;
 use crate::{Descriptor, Op};
@@ -52,7 +52,7 @@ pub(super) fn start(connected: &Arc<Connected>, own: &Arc<OwnRank>) -> Result<()
 /// The objects of a look.
 struct Watch {
     connected: Weak<Connected>,
-    status: Arc<Status>,
+    status: Arc<EarlyEnds>,
     own: Weak<OwnRank>,
     drain: Drain,
     /// The oldest call that was not done when this looked last.
@@ -102,13 +102,14 @@ impl Watch {
             // A call that was drained has none of its own: this rank was not asked for it.
             let operation =
                 head.and_then(|(_, descriptor)| descriptor.or_else(|| own.record.last()));
-            let clock = || Clock::stall(own.options());
+            let clock = || WaitClock::stall(own.options());
             let begins = |(call, operation)| Stall { call, operation, clock: clock() };
             self.stall = call.zip(operation).map(begins);
             return;
         }
         let Some(stall) = &mut self.stall else { return };
-        let left = own.endpoint().and_then(|endpoint| endpoint.drains().left_before(stall.call));
+        let (group, index) = stall.call;
+        let left = own.endpoint().and_then(|it| it.drains().left_before(group, index));
         if let Some(left) = left {
             own.core.end(left_before(own, left, &stall.operation));
             return;
@@ -122,7 +123,7 @@ impl Watch {
 struct Stall {
     call: CallKey,
     operation: Arc<Descriptor>,
-    clock: Clock,
+    clock: WaitClock,
 }
 
 impl Stall {
@@ -219,7 +220,7 @@ pub(super) fn tell(
     rank: Rank,
     epoch: u64,
     calls: Calls,
-    groups: &Groups,
+    groups: &NcclGroups,
 ) -> (Calls, BTreeSet<Rank>) {
     let ranks = groups.values().flat_map(|member| member.ranks.iter().copied());
     let peers: BTreeSet<_> = ranks.filter(|other| *other != rank).collect();
@@ -231,7 +232,7 @@ pub(super) fn tell(
 fn fill_up(
     own: &OwnRank,
     queue: &CallQueue,
-    groups: &Groups,
+    groups: &NcclGroups,
     owed: Vec<DeviceCall>,
 ) -> Result<(), String> {
     for call in owed {

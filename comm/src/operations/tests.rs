@@ -3,6 +3,7 @@ use std::time::Duration;
 use hsdp_sharding::Rank;
 
 use super::*;
+use crate::WorldError::Mismatch;
 use crate::engine::Record;
 use crate::rolling::tests::base;
 use crate::rolling::{KEPT, signature};
@@ -50,7 +51,7 @@ fn table(calls: impl Fn(usize) -> Vec<(usize, Descriptor)> + Sync) -> String {
         assert_ne!(total, 0, "the check fails");
         assert!(ends.iter().all(|(_, end)| *end == ends[0].1), "all ranks have the same");
         match &ends[0].1 {
-            Err(Error::CollectiveMismatch { table }) => table.to_string(),
+            Err(Error::World(Mismatch(table))) => table.to_string(),
             other => panic!("{other:?}"),
         }
     };
@@ -158,7 +159,7 @@ fn a_drained_operation_is_one_that_its_rank_has_not_called() {
     let note = |rank: usize, sequence| records[rank].rolling.note(&Arc::new(call(sequence)), 0);
     records[0].rolling.adopt(note(1, 0));
     note(2, 1);
-    let Error::CollectiveMismatch { table } = find_difference(&records) else {
+    let Error::World(Mismatch(table)) = find_difference(&records) else {
         panic!("ranks 1 and 2 differ")
     };
     assert_eq!(table.rows[0].wanted, Wanted::Missing(None));

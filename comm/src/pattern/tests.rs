@@ -44,12 +44,7 @@ fn all(descriptor: &Descriptor, members: usize) -> Vec<Pattern<'static>> {
 /// Checks a round: lengths that a member takes are those that the other gives; sources lie in what
 /// the giver has, and targets in `outputs` of so many elements, each of which is written by exactly
 /// `givers` members.
-fn check(
-    patterns: &[Pattern<'_>],
-    round: u8,
-    (sources, outputs): (&[usize], &[usize]),
-    givers: usize,
-) {
+fn check(patterns: &[Pattern<'_>], round: u8, sources: &[usize], outputs: &[usize], givers: usize) {
     for (to, taker) in patterns.iter().enumerate() {
         let mut written = vec![0; outputs[to]];
         let mut bytes = 0;
@@ -85,7 +80,7 @@ fn all_gather() {
     each(|members, count| {
         let descriptor = descriptor(Op::AllGather, Counts::Each(count));
         let patterns = all(&descriptor, members);
-        check(&patterns, 0, (&vec![count; members], &vec![members * count; members]), 1);
+        check(&patterns, 0, &vec![count; members], &vec![members * count; members], 1);
         assert_eq!(patterns[0].received(), ByteCount::of((members - 1) * count * 2));
     });
 }
@@ -98,7 +93,7 @@ fn all_gather_into_one_copy() {
             let patterns = all(&descriptor, members);
             let patterns: Vec<_> = patterns.into_iter().map(|it| it.shared(shards)).collect();
             let outputs = at_root(members, 0, shards * count);
-            check(&patterns, 0, (&vec![count; members], &outputs), 1);
+            check(&patterns, 0, &vec![count; members], &outputs, 1);
         }
     });
 }
@@ -108,7 +103,7 @@ fn broadcast() {
     each_root(|members, count, root| {
         let descriptor = rooted(Op::Broadcast, count, root);
         let patterns = all(&descriptor, members);
-        check(&patterns, 0, (&at_root(members, root, count), &vec![count; members]), 1);
+        check(&patterns, 0, &at_root(members, root, count), &vec![count; members], 1);
     });
 }
 
@@ -118,7 +113,7 @@ fn gather() {
         let descriptor = rooted(Op::Gather, count, root);
         let patterns = all(&descriptor, members);
         let outputs = at_root(members, root, members * count);
-        check(&patterns, 0, (&vec![count; members], &outputs), 1);
+        check(&patterns, 0, &vec![count; members], &outputs, 1);
     });
 }
 
@@ -128,7 +123,7 @@ fn scatter() {
         let descriptor = rooted(Op::Scatter, count, root);
         let patterns = all(&descriptor, members);
         let sources = at_root(members, root, members * count);
-        check(&patterns, 0, (&sources, &vec![count; members]), 1);
+        check(&patterns, 0, &sources, &vec![count; members], 1);
     });
 }
 
@@ -138,7 +133,7 @@ fn reduce() {
         let descriptor = rooted(Op::Reduce, count, root);
         let patterns = all(&descriptor, members);
         let outputs = at_root(members, root, count);
-        check(&patterns, 0, (&vec![count; members], &outputs), members);
+        check(&patterns, 0, &vec![count; members], &outputs, members);
         assert_eq!(patterns[root].combines(0), Some(Reduction::Sum));
     });
 }
@@ -148,7 +143,7 @@ fn reduce_scatter() {
     each(|members, part| {
         let descriptor = descriptor(Op::ReduceScatter, Counts::Each(members * part));
         let patterns = all(&descriptor, members);
-        check(&patterns, 0, (&vec![members * part; members], &vec![part; members]), members);
+        check(&patterns, 0, &vec![members * part; members], &vec![part; members], members);
         assert_eq!(patterns[0].combines(0), Some(Reduction::Sum));
         let parts: Vec<_> = (0..members).map(|to| patterns[0].gives(0, to)).collect();
         assert_eq!(parts, (0..members).map(|to| to * part..(to + 1) * part).collect::<Vec<_>>());
@@ -180,7 +175,7 @@ fn all_reduce() {
             );
             assert_eq!(patterns[0].combines(0), Some(Reduction::Sum));
             assert_eq!(patterns[0].combines(1), None);
-            check(&patterns, 1, (&vec![count; members], &vec![count; members]), 1);
+            check(&patterns, 1, &vec![count; members], &vec![count; members], 1);
         }
     });
 }
@@ -201,7 +196,7 @@ fn all_to_all() {
             patterns.map(|(it, (send, receive))| it.dealt(send, receive)).collect::<Vec<_>>();
         let sources: Vec<usize> = splits.iter().map(|(send, _)| send[members]).collect();
         let outputs: Vec<usize> = splits.iter().map(|(_, receive)| receive[members]).collect();
-        check(&patterns, 0, (&sources, &outputs), 1);
+        check(&patterns, 0, &sources, &outputs, 1);
     });
 }
 
@@ -214,10 +209,10 @@ fn permute() {
         let shifted = all(&descriptor, members).into_iter().enumerate();
         let shifted = shifted.map(|(slot, it)| it.permuted(next(slot), slot.checked_sub(1)));
         let outputs: Vec<_> = (0..members).map(|slot| if slot == 0 { 0 } else { count }).collect();
-        check(&shifted.collect::<Vec<_>>(), 0, (&vec![count; members], &outputs), 1);
+        check(&shifted.collect::<Vec<_>>(), 0, &vec![count; members], &outputs, 1);
         let kept = all(&descriptor, members).into_iter().enumerate();
         let kept = kept.map(|(slot, it)| it.permuted(Some(slot), Some(slot)));
-        check(&kept.collect::<Vec<_>>(), 0, (&vec![count; members], &vec![count; members]), 1);
+        check(&kept.collect::<Vec<_>>(), 0, &vec![count; members], &vec![count; members], 1);
         // As long as nobody knows the giver.
         let unknown = all(&descriptor, members)[0].permuted(Some(members - 1), None);
         assert_eq!(unknown.received(), ByteCount::ZERO);
@@ -230,7 +225,7 @@ fn transfer() {
     for count in COUNTS {
         for op in [Op::Send, Op::Recv] {
             let descriptor = descriptor(op, Counts::Each(count));
-            check(&all(&descriptor, 2), 0, (&[count, 0], &[0, count]), 1);
+            check(&all(&descriptor, 2), 0, &[count, 0], &[0, count], 1);
         }
     }
 }
@@ -239,7 +234,7 @@ fn transfer() {
 fn barrier() {
     each(|members, _| {
         let descriptor = Descriptor { dtype: None, ..descriptor(Op::Barrier, Counts::Each(0)) };
-        check(&all(&descriptor, members), 0, (&vec![0; members], &vec![0; members]), 1);
+        check(&all(&descriptor, members), 0, &vec![0; members], &vec![0; members], 1);
     });
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use hsdp_sharding::Rank;
 
-use super::hello::Hello;
+use super::hello::ProcessHello;
 use crate::sync;
 
 /// The time between two looks at the other ranks.
@@ -38,7 +38,7 @@ impl Processes {
     }
 
     /// Watches the process of a hello, if it is another process of this machine, which sees it.
-    pub(super) fn see(&mut self, rank: Rank, hello: &Hello) {
+    pub(super) fn see(&mut self, rank: Rank, hello: &ProcessHello) {
         let process = (hello.process, hello.started);
         let is_other = process.0 != std::process::id() && hello.is_of_this_machine();
         if is_other && is_running(process) {
@@ -114,7 +114,7 @@ mod tests {
     use crate::WorldOptions;
 
     /// The hello of another process.
-    fn of(own: &Hello, (process, started): Process) -> Hello {
+    fn of(own: &ProcessHello, (process, started): Process) -> ProcessHello {
         let mut other = own.clone();
         (other.process, other.started) = (process, started);
         other
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn a_process_that_ends_is_gone_at_the_second_look() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().expect("it starts");
-        let own = Hello::of(2, &WorldOptions::default());
+        let own = ProcessHello::of(2, &WorldOptions::default());
         let other = of(&own, (child.id(), started(child.id()).expect("it runs")));
         let mut processes = Processes::of(Rank::new(0));
         processes.see(Rank::new(0), &own);
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn an_ended_connection_alone_does_not_show_that_a_process_is_gone() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().expect("it starts");
-        let own = Hello::of(2, &WorldOptions::default());
+        let own = ProcessHello::of(2, &WorldOptions::default());
         let other = of(&own, (child.id(), started(child.id()).expect("it runs")));
         let mut processes = Processes::of(Rank::new(0));
         processes.see(Rank::new(1), &other);
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn another_process_of_the_same_number_is_not_taken_for_it() {
-        let own = Hello::of(2, &WorldOptions::default());
+        let own = ProcessHello::of(2, &WorldOptions::default());
         let id = own.process;
         let started = own.started;
         let parent = std::os::unix::process::parent_id();

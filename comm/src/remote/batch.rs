@@ -7,10 +7,10 @@ use std::sync::Arc;
 use hsdp_sharding::Rank;
 use serde::{Deserialize, Serialize};
 
-use super::buffer::{BLOCK_BYTES, Pool};
-use super::exchanges::{Batch, ExchangeKey, Forwarded};
+use super::buffer::{BLOCK_BYTES, BufferPool};
+use super::exchanges::{ExchangeBatch, ExchangeKey, Forwarded};
 use super::header::{bytes, read};
-use super::message::{Kind, Message};
+use super::message::{MessageKind, RankMessage};
 use super::transmit::Payload;
 
 /// The header of a batch.
@@ -20,21 +20,21 @@ pub(super) struct Batched {
     number: u64,
     /// The headers of the contributions, each once: ranks that agree have one.
     headers: Vec<Vec<u8>>,
-    parts: Vec<Part>,
+    parts: Vec<BatchPart>,
 }
 
 /// A contribution: its elements follow those before it, from the next multiple of [`BLOCK_BYTES`].
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Part {
+struct BatchPart {
     rank: u32,
     /// The index of its header.
     header: u32,
     len: u64,
 }
 
-impl Batch {
+impl ExchangeBatch {
     /// `None` if there is no memory for it.
-    pub(super) fn write(&self, pool: &Arc<Pool>) -> Option<Message> {
+    pub(super) fn write(&self, pool: &Arc<BufferPool>) -> Option<RankMessage> {
         let ExchangeKey { epoch, number } = self.key;
         let mut headers = Vec::<&[u8]>::new();
         let mut parts = Vec::with_capacity(self.contributions.len());
@@ -46,13 +46,13 @@ impl Batch {
             }
             let rank = rank.get();
             let len = payload.bytes().len() as u64;
-            parts.push(Part { rank, header: u32::try_from(index).ok()?, len });
+            parts.push(BatchPart { rank, header: u32::try_from(index).ok()?, len });
         }
         let headers = headers.into_iter().map(<[u8]>::to_vec).collect();
         let header = bytes(&Batched { epoch, number, headers, parts });
         let body =
             self.contributions.iter().map(|it| padded(it.payload.bytes().len())).sum::<usize>();
-        let mut message = Message::write(pool, Kind::Exchange, 0, &header, body)?;
+        let mut message = RankMessage::write(pool, MessageKind::Exchange, 0, &header, body)?;
         let mut rest = message.body_mut();
         for Forwarded { payload, .. } in &self.contributions {
             let (elements, behind) = rest.split_at_mut(padded(payload.bytes().len()));
@@ -66,7 +66,7 @@ impl Batch {
 
     /// # Errors
     /// The problem with the message.
-    pub(super) fn read(message: &Arc<Message>, size: usize) -> Result<Self, String> {
+    pub(super) fn read(message: &Arc<RankMessage>, size: usize) -> Result<Self, String> {
         let Batched { epoch, number, headers, parts } = read(message.header())?;
         let headers: Vec<Arc<[u8]>> = headers.into_iter().map(Into::into).collect();
         let mut is_there = vec![false; size];
@@ -89,7 +89,7 @@ impl Batch {
     }
 }
 
-impl Part {
+impl BatchPart {
     /// The rank, which is not among those that are there.
     fn checked(&self, is_there: &mut [bool]) -> Result<Rank, String> {
         let Self { rank, .. } = self;
@@ -128,13 +128,13 @@ mod tests {
     use super::*;
 
     fn payload(len: usize) -> Payload {
-        let message = Message::write(&Arc::default(), Kind::Data, 0, b"", len);
+        let message = RankMessage::write(&Arc::default(), MessageKind::Data, 0, b"", len);
         let mut message = message.expect("there is memory");
         message.body_mut().fill(7);
         Payload::whole(message)
     }
 
-    fn batch() -> Batch {
+    fn batch() -> ExchangeBatch {
         let contribution = |rank: usize| {
             let header = if rank == 1 { &b"another"[..] } else { b"to all" };
             let payload = payload(100 * rank);
@@ -142,17 +142,17 @@ mod tests {
             Forwarded { rank, header: header.into(), payload }
         };
         let key = ExchangeKey { epoch: 3, number: 5 };
-        Batch { key, contributions: [2, 0, 1].map(contribution).into() }
+        ExchangeBatch { key, contributions: [2, 0, 1].map(contribution).into() }
     }
 
-    fn written(batch: &Batch) -> Arc<Message> {
+    fn written(batch: &ExchangeBatch) -> Arc<RankMessage> {
         Arc::new(batch.write(&Arc::default()).expect("there is memory"))
     }
 
     #[test]
     fn a_batch_reads_as_it_was_written() {
         let message = written(&batch());
-        assert_eq!(Batch::read(&message, 3), Ok(batch()));
+        assert_eq!(ExchangeBatch::read(&message, 3), Ok(batch()));
         assert_eq!(message.body().len(), 256 + 128);
         let same = "to all".len() + "another".len();
         assert!(message.header().len() < 2 * same + 20, "equal headers are sent once");
@@ -160,19 +160,21 @@ mod tests {
 
     #[test]
     fn a_batch_that_does_not_fit_is_refused() {
-        let refused = |batch: &Batch, size| Batch::read(&written(batch), size).unwrap_err();
+        let refused =
+            |batch: &ExchangeBatch, size| ExchangeBatch::read(&written(batch), size).unwrap_err();
         assert_eq!(refused(&batch(), 2), "it has a contribution of rank 2, and the world has 2");
         let mut twice = batch();
         twice.contributions[1].rank = Rank::new(2);
         assert_eq!(refused(&twice, 3), "it has two contributions of rank 2");
         let read = |header, len, body: &[u8]| {
             let headers = vec![vec![1]];
-            let parts = vec![Part { rank: 0, header, len }];
+            let parts = vec![BatchPart { rank: 0, header, len }];
             let encoded = bytes(&Batched { epoch: 0, number: 0, headers, parts });
-            let message = Message::write(&Arc::default(), Kind::Exchange, 0, &encoded, body.len());
+            let message =
+                RankMessage::write(&Arc::default(), MessageKind::Exchange, 0, &encoded, body.len());
             let mut message = message.expect("there is memory");
             message.body_mut().copy_from_slice(body);
-            Batch::read(&Arc::new(message), 1).map(drop).map_err(|problem| problem.clone())
+            ExchangeBatch::read(&Arc::new(message), 1).map(drop).map_err(|problem| problem.clone())
         };
         assert_eq!(read(0, 64, &[1; 64]), Ok(()));
         assert_eq!(read(1, 64, &[1; 64]), Err("rank 0 has no header".into()));

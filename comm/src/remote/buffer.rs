@@ -16,32 +16,32 @@ const KEPT_BYTES: usize = 1 << 30;
 /// Bytes that lie so that they can be read as elements.
 #[derive(Clone, Copy, Zeroable, Pod)]
 #[repr(C, align(64))]
-struct Block([u8; BLOCK_BYTES]);
+struct PooledBlock([u8; BLOCK_BYTES]);
 
 /// Bytes of a message. Their memory goes back to where it came from.
 pub(crate) struct Buffer {
-    blocks: Vec<Block>,
-    pool: Arc<Pool>,
+    blocks: Vec<PooledBlock>,
+    pool: Arc<BufferPool>,
 }
 
 /// Buffers that are free.
 #[derive(Default)]
-pub(crate) struct Pool(Mutex<Free>);
+pub(crate) struct BufferPool(Mutex<FreeBlocks>);
 
 #[derive(Default)]
-struct Free {
-    buffers: Vec<Vec<Block>>,
+struct FreeBlocks {
+    buffers: Vec<Vec<PooledBlock>>,
     bytes: usize,
 }
 
-impl Pool {
+impl BufferPool {
     /// A buffer of so many bytes, rounded up to blocks, of any content. `None` if there is no memory.
     pub(crate) fn take(self: &Arc<Self>, bytes: usize) -> Option<Buffer> {
         let count = bytes.div_ceil(BLOCK_BYTES);
         let blocks = match self.0.lock().take(count) {
             Some(mut blocks) => {
                 // Longer than it is to be, or it was made anew: elements that are there are left as they are.
-                blocks.resize(count, Block::zeroed());
+                blocks.resize(count, PooledBlock::zeroed());
                 blocks
             }
             None => bytemuck::allocation::try_zeroed_vec(count).ok()?,
@@ -50,10 +50,11 @@ impl Pool {
     }
 }
 
-impl Free {
+impl FreeBlocks {
     /// The smallest that has room, unless that would waste most of it.
-    fn take(&mut self, count: usize) -> Option<Vec<Block>> {
-        let fits = |blocks: &Vec<Block>| (count..=4 * count.max(16)).contains(&blocks.capacity());
+    fn take(&mut self, count: usize) -> Option<Vec<PooledBlock>> {
+        let fits =
+            |blocks: &Vec<PooledBlock>| (count..=4 * count.max(16)).contains(&blocks.capacity());
         let fitting = self.buffers.iter().enumerate().filter(|(_, blocks)| fits(blocks));
         let (place, _) = fitting.min_by_key(|(_, blocks)| blocks.capacity())?;
         let blocks = self.buffers.swap_remove(place);
@@ -61,7 +62,7 @@ impl Free {
         Some(blocks)
     }
 
-    fn put(&mut self, blocks: Vec<Block>) {
+    fn put(&mut self, blocks: Vec<PooledBlock>) {
         let bytes = blocks.capacity() * BLOCK_BYTES;
         if self.bytes + bytes <= KEPT_BYTES {
             self.bytes += bytes;
@@ -98,7 +99,7 @@ mod tests {
 
     #[test]
     fn memory_of_a_buffer_serves_the_next_that_fits() {
-        let pool = Arc::<Pool>::default();
+        let pool = Arc::<BufferPool>::default();
         let mut first = pool.take(100).expect("there is memory");
         assert_eq!(first.bytes().len(), 128);
         first.bytes_mut().fill(7);
@@ -113,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_small_message_takes_no_large_buffer() {
-        let pool = Arc::<Pool>::default();
+        let pool = Arc::<BufferPool>::default();
         let large = pool.take(1 << 20).expect("there is memory");
         let address = large.bytes().as_ptr();
         drop(large);

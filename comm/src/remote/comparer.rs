@@ -14,23 +14,23 @@ use crate::engine::judge::{
 };
 use crate::mismatch::{Mismatch, MismatchRow, Wanted};
 use crate::rolling::{RolledCall, Rolling};
-use crate::{AbortReason, Descriptor, Error, GroupId, sync};
+use crate::{AbortReason, Descriptor, Error, GroupId, WorldError, sync};
 
 /// A message between ranks and the comparer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Compared {
-    Report(Report),
+    Report(WaitReport),
     Question(Question),
     /// The answer to the question of this number.
     State(u64, RankState),
-    Verdict(Verdict),
+    Verdict(WaitVerdict),
     /// Ranks differ in calls of NCCL: the first difference is to be found.
     Differ,
 }
 
 /// An alarm of a rank that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Report {
+pub(crate) struct WaitReport {
     pub(crate) urgency: Urgency,
     pub(crate) wait: WaitKey,
 }
@@ -64,14 +64,14 @@ pub(crate) enum Hashes {
 
 /// The rank that keeps a wait from ending, if one is known.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Verdict {
+pub(crate) struct WaitVerdict {
     pub(crate) wait: WaitKey,
     pub(crate) culprit: Option<Rank>,
 }
 
 /// A deed of the comparer.
 #[derive(Debug, PartialEq)]
-pub(super) enum Action {
+pub(super) enum ComparerAction {
     Say(Rank, Compared),
     End(Error),
 }
@@ -79,21 +79,23 @@ pub(super) enum Action {
 /// The longest wait for answers: a rank that is frozen gives none.
 const PATIENCE: Duration = Duration::from_millis(250);
 
-/// The time from one look to the next, but for a deadline: with reports and verdicts, no rank has more than ten messages a second.
+/// The time from one look to the next, but for a deadline: with reports and verdicts, no rank has
+/// more than ten messages a second.
 pub(super) const GAP: Duration = Duration::from_millis(300);
 
 /// The comparer. Each rank has one, and reports go to that of the lowest rank that has not left.
 #[derive(Debug, Default)]
 pub(super) struct Comparer {
     /// Of ranks that cannot go on.
-    pub(super) reports: Vec<(Rank, Report)>,
+    pub(super) reports: Vec<(Rank, WaitReport)>,
     /// The last states of ranks that have left.
     pub(super) left: Look,
     looking: Option<Looking>,
     /// The number of looks.
     number: u64,
     began: Option<Instant>,
-    /// Whether ranks know that they differ in calls of NCCL. Never falls back, since that ends the world.
+    /// Whether ranks know that they differ in calls of NCCL. Never falls back, since that ends the
+    /// world.
     pub(super) differs: bool,
     /// The time that the last look took.
     took: Duration,
@@ -109,7 +111,7 @@ struct Looking {
     hashes: Hashes,
     finds_circles: bool,
     differs: bool,
-    reports: Vec<(Rank, Report)>,
+    reports: Vec<(Rank, WaitReport)>,
     look: Look,
 }
 
@@ -124,7 +126,8 @@ enum Next {
     Circle,
     /// Ranks have other numbers of calls of NCCL on a group: their hashes can be compared.
     Hashes(GroupId),
-    /// Ranks differ in a group; or in the call of this index, and in none before it. The world ends.
+    /// Ranks differ in a group; or in the call of this index, and in none before it. The world
+    /// ends.
     Differ(GroupId, Option<u64>),
 }
 
@@ -145,7 +148,11 @@ impl Comparer {
     }
 
     /// The deeds that are due now, with the ranks that are `there`.
-    pub(super) fn turn(&mut self, now: Instant, there: impl Fn() -> Vec<Rank>) -> Vec<Action> {
+    pub(super) fn turn(
+        &mut self,
+        now: Instant,
+        there: impl Fn() -> Vec<Rank>,
+    ) -> Vec<ComparerAction> {
         if !self.is_busy() {
             return Vec::new();
         }
@@ -161,7 +168,7 @@ impl Comparer {
     }
 
     fn is_due(&self, now: Instant) -> bool {
-        let is_urgent = |(_, it): &(Rank, Report)| it.urgency == Urgency::Deadline;
+        let is_urgent = |(_, it): &(Rank, WaitReport)| it.urgency == Urgency::Deadline;
         // Where answers take long, the machine has other work to do.
         let gap = if self.next == Next::Nothing { GAP.max(4 * self.took) } else { GAP };
         let has_gap = self.began.is_none_or(|began| began + gap <= now);
@@ -169,7 +176,7 @@ impl Comparer {
         has_gap || is_urgent || matches!(self.next, Next::Differ(..))
     }
 
-    fn begin(&mut self, now: Instant, there: &[Rank]) -> Vec<Action> {
+    fn begin(&mut self, now: Instant, there: &[Rank]) -> Vec<ComparerAction> {
         let hashes = match self.next {
             Next::Nothing | Next::Left | Next::Circle => Hashes::Last,
             Next::Hashes(group) | Next::Differ(group, None) => Hashes::All(group),
@@ -177,18 +184,18 @@ impl Comparer {
         };
         let reports = mem::take(&mut self.reports);
         let look = self.left.clone();
-        let is_stalled = |(_, it): &(Rank, Report)| it.urgency == Urgency::Stalled;
+        let is_stalled = |(_, it): &(Rank, WaitReport)| it.urgency == Urgency::Stalled;
         let finds_circles = self.next == Next::Circle || reports.iter().any(is_stalled);
         self.number += 1;
         self.began = Some(now);
         let differs = self.differs;
         self.looking = Some(Looking { since: now, hashes, finds_circles, differs, reports, look });
         let question = Question { number: self.number, hashes };
-        there.iter().map(|rank| Action::Say(*rank, Compared::Question(question))).collect()
+        there.iter().map(|rank| ComparerAction::Say(*rank, Compared::Question(question))).collect()
     }
 
     /// A look is complete, as far as ranks answer.
-    fn judge(&mut self, looking: Looking, now: Instant) -> Vec<Action> {
+    fn judge(&mut self, looking: Looking, now: Instant) -> Vec<ComparerAction> {
         let before = mem::take(&mut self.before);
         let suspicion = judge::judge(&looking.look, &looking.look);
         let finding = suspicion.as_ref().and_then(|_| judge::judge(&looking.look, &before));
@@ -198,7 +205,7 @@ impl Comparer {
         // Ranks differ, and nothing shows it any more.
         let is_vain = looking.differs && self.next == Next::Nothing;
         let vain = is_vain.then(|| mismatch(NOT_KEPT.to_owned(), Vec::new()));
-        actions.extend(looking.end(finding).or(vain).map(Action::End));
+        actions.extend(looking.end(finding).or(vain).map(ComparerAction::End));
         self.before = looking.look;
         actions
     }
@@ -220,7 +227,8 @@ impl Looking {
         }
     }
 
-    /// A group in which ranks have other numbers of calls, and in which a device waits, or which may differ.
+    /// A group in which ranks have other numbers of calls, and in which a device waits, or which
+    /// may differ.
     fn uneven(&self) -> Option<GroupId> {
         match self.differs {
             true => judge::uneven(&self.look, judge::known(&self.look)),
@@ -245,21 +253,24 @@ impl Looking {
                 let step = state.step;
                 let operation = state.last.clone();
                 let reason = AbortReason::Left { awaited };
-                Some(Error::WorldAborted { rank, step, operation, reason })
+                Some(WorldError::Aborted { rank, step, operation, reason }.into())
             }
             JudgeFinding::Circle(rows) if self.finds_circles => Some(waiting_for_each_other(rows)),
             _ => None,
         }
     }
 
-    fn verdicts(&self) -> Vec<Action> {
+    fn verdicts(&self) -> Vec<ComparerAction> {
         let mut culprits = BTreeMap::new();
-        let verdict = |(rank, report): &(Rank, Report)| {
+        let verdict = |(rank, report): &(Rank, WaitReport)| {
             // All that wait for an operation have edges to the same ranks.
             let known = culprits.get(&report.wait).copied();
             let culprit = known.or_else(|| self.culprit(*rank, report.wait));
             culprits.extend(culprit.map(|culprit| (report.wait, culprit)));
-            Action::Say(*rank, Compared::Verdict(Verdict { wait: report.wait, culprit }))
+            ComparerAction::Say(
+                *rank,
+                Compared::Verdict(WaitVerdict { wait: report.wait, culprit }),
+            )
         };
         self.reports.iter().map(verdict).collect()
     }
@@ -275,10 +286,11 @@ impl Looking {
 const NOT_KEPT: &str = "ranks disagree about operations that no rank keeps any more";
 
 fn mismatch(problem: String, rows: Vec<MismatchRow>) -> Error {
-    Error::CollectiveMismatch { table: Arc::new(Mismatch { problem, rows }) }
+    WorldError::Mismatch(Arc::new(Mismatch { problem, rows })).into()
 }
 
-/// The error that says that ranks have made other calls of NCCL: with a row for each rank that knows the group.
+/// The error that says that ranks have made other calls of NCCL: with a row for each rank that
+/// knows the group.
 fn differing(look: &Look, group: GroupId, index: u64) -> Error {
     let known = look.iter().filter_map(|(rank, state)| Some((*rank, state.rolled.get(&group)?)));
     let row = |(rank, it): (Rank, &Rolled)| {
@@ -328,7 +340,8 @@ pub(super) fn rolled(rolling: &Rolling, asked: Hashes) -> BTreeMap<GroupId, Roll
     rolling.kept().into_iter().map(of).collect()
 }
 
-/// The error of ranks that share memory, and differ in calls of NCCL: that which a comparer of their states finds.
+/// The error of ranks that share memory, and differ in calls of NCCL: that which a comparer of
+/// their states finds.
 pub(crate) fn find_difference(records: &[Arc<Record>]) -> Error {
     let mut comparer = Comparer { differs: true, ..Comparer::default() };
     let now = sync::now();
@@ -336,12 +349,12 @@ pub(crate) fn find_difference(records: &[Arc<Record>]) -> Error {
         let all = || (0..records.len()).map(Rank::new).collect();
         for action in comparer.turn(now, all) {
             match action {
-                Action::Say(rank, Compared::Question(Question { number, hashes })) => {
+                ComparerAction::Say(rank, Compared::Question(Question { number, hashes })) => {
                     let rolled = rolled(&records[rank.index()].rolling, hashes);
                     comparer.answer(rank, number, RankState { rolled, ..RankState::default() });
                 }
-                Action::Say(..) => {}
-                Action::End(error) => return error,
+                ComparerAction::Say(..) => {}
+                ComparerAction::End(error) => return error,
             }
         }
     }

@@ -98,7 +98,7 @@ pub(crate) struct Drains(BTreeMap<(u64, Rank), Calls>);
 impl Drains {
     /// # Errors
     /// If there are calls of this rank and epoch, or more of this rank than there can be.
-    pub(super) fn put(&mut self, from: Rank, (epoch, calls): (u64, Calls)) -> Result<(), String> {
+    pub(super) fn put(&mut self, from: Rank, epoch: u64, calls: Calls) -> Result<(), String> {
         if self.0.keys().filter(|(_, rank)| *rank == from).count() >= MOST_OF_A_RANK {
             return Err(format!(
                 "it says for too many epochs which calls of NCCL it made, also for {epoch}"
@@ -119,7 +119,7 @@ impl Drains {
     }
 
     /// The rank that has left without a call of one of its groups, if one has.
-    pub(crate) fn left_before(&self, (group, index): (GroupId, u64)) -> Option<Rank> {
+    pub(crate) fn left_before(&self, group: GroupId, index: u64) -> Option<Rank> {
         let is_short = |calls: &Calls| calls.count(group).is_some_and(|count| count <= index);
         let mut left = self.0.iter().filter(|((of, _), _)| *of == ALL_EPOCHS);
         left.find(|(_, calls)| is_short(calls)).map(|((_, rank), _)| *rank)

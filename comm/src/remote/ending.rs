@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::engine::Operation;
+use crate::engine::SharedOperation;
 use crate::{Error, sync};
 
 /// How long a rank that sees an end waits for that of the lowest rank.
@@ -11,15 +11,15 @@ const GRACE: Duration = Duration::from_millis(500);
 
 /// The end that this rank has seen, until all ranks have one.
 #[derive(Debug, Default)]
-pub(super) struct Ending {
+pub(super) struct WorldEnding {
     /// And when this rank stops waiting for the lowest one.
     own: Option<(Error, Instant)>,
     is_decided: bool,
     /// Operations that fail with the end.
-    pub(super) doomed: Vec<Arc<Operation>>,
+    pub(super) doomed: Vec<Arc<SharedOperation>>,
 }
 
-impl Ending {
+impl WorldEnding {
     /// This rank sees an end; whether it is the first, so that the lowest rank is to be told.
     pub(super) fn see(&mut self, error: &Error) -> bool {
         let is_first = self.own.is_none() && !self.is_decided;
@@ -41,7 +41,7 @@ impl Ending {
     }
 
     /// Decides, if nothing is decided: the operations that fail with the end.
-    pub(super) fn decide(&mut self) -> Option<Vec<Arc<Operation>>> {
+    pub(super) fn decide(&mut self) -> Option<Vec<Arc<SharedOperation>>> {
         let is_first = !std::mem::replace(&mut self.is_decided, true);
         is_first.then(|| std::mem::take(&mut self.doomed))
     }
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn the_first_end_is_told_to_the_lowest_rank_and_is_taken_if_that_is_silent() {
-        let mut ending = Ending::default();
+        let mut ending = WorldEnding::default();
         assert!(!ending.is_open() && ending.overdue().is_none());
         assert!(ending.see(&end(1)) && !ending.see(&end(2)));
         assert!(ending.is_open() && ending.overdue().is_none(), "the lowest rank may answer");
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn an_end_is_decided_once() {
-        let mut ending = Ending::default();
+        let mut ending = WorldEnding::default();
         assert!(ending.decide().is_some() && ending.decide().is_none());
         assert!(!ending.see(&end(1)) && !ending.is_open());
     }

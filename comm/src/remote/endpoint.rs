@@ -20,17 +20,17 @@ use hsdp_sharding::Rank;
 use self::closing::LastWord;
 use self::greeting::Greeting;
 use self::reports::Reports;
-use super::buffer::Pool;
+use super::buffer::BufferPool;
 use super::comparer::{Compared, Hashes};
 use super::drain::{Calls, Drains};
-use super::ending::Ending;
+use super::ending::WorldEnding;
 use super::exchanges::ExchangeKey;
 use super::header::{self, end_bytes};
 use super::hello::Asked;
 use super::mailbox::Open;
-use super::message::{Kind, MOST_STATEMENT, Message};
+use super::message::{MOST_STATEMENT, MessageKind, RankMessage};
 use super::outgoing::Outgoing;
-use super::progress::{Progress, Turned};
+use super::progress::{Progress, ProgressTurn};
 use super::transport::Transport;
 use crate::engine::WorldState;
 use crate::engine::judge::RankState;
@@ -39,11 +39,11 @@ use crate::sync::{self, Condvar, Mutex, MutexGuard};
 use crate::{Channel, Descriptor, Error, GroupId, Op};
 
 /// A request to the progress engine.
-pub(crate) enum Request {
+pub(crate) enum EndpointRequest {
     /// Send a message.
-    Send { to: Vec<Rank>, message: Arc<Message> },
+    Send { to: Vec<Rank>, message: Arc<RankMessage> },
     /// Send a message to all other ranks, together with theirs.
-    Exchange { key: ExchangeKey, message: Arc<Message> },
+    Exchange { key: ExchangeKey, message: Arc<RankMessage> },
     /// Tell a rank something, of this rank's comparer or to it. The rank may be this one.
     Compare { to: Rank, said: Compared },
     /// Lay the messages of an operation into its slots.
@@ -55,7 +55,7 @@ pub(crate) struct Endpoint {
     pub(super) rank: Rank,
     size: usize,
     pub(super) state: Arc<WorldState>,
-    pub(crate) pool: Arc<Pool>,
+    pub(crate) pool: Arc<BufferPool>,
     outgoing: Mutex<Outgoing>,
     /// Rung when there is something to be done.
     changed: Condvar,
@@ -64,7 +64,7 @@ pub(crate) struct Endpoint {
     thread: Mutex<Option<JoinHandle<()>>>,
     /// The hellos of all processes of the job, as far as they are known here.
     greeting: Mutex<Greeting>,
-    ending: Mutex<Ending>,
+    ending: Mutex<WorldEnding>,
     reports: Mutex<Reports>,
     /// The calls of NCCL that other ranks made in epochs that are over.
     drains: Mutex<Drains>,
@@ -125,12 +125,12 @@ impl Endpoint {
         Ok(())
     }
 
-    pub(crate) fn post(&self, request: Request) {
+    pub(crate) fn post(&self, request: EndpointRequest) {
         self.change(|outgoing| outgoing.requests.push_back(request));
     }
 
     /// Posts requests that the progress engine carries out in one turn, before it receives.
-    pub(crate) fn post_all(&self, requests: Vec<Request>) {
+    pub(crate) fn post_all(&self, requests: Vec<EndpointRequest>) {
         self.change(|outgoing| outgoing.requests.extend(requests));
     }
 
@@ -146,8 +146,8 @@ impl Endpoint {
     pub(crate) fn commit(
         &self,
         descriptor: &Descriptor,
-        messages: Vec<Request>,
-        open: Request,
+        messages: Vec<EndpointRequest>,
+        open: EndpointRequest,
     ) -> Result<(), Error> {
         let exchange = self.exchanged(descriptor, &messages);
         self.change(|outgoing| {
@@ -166,13 +166,17 @@ impl Endpoint {
     }
 
     /// An all-gather of all ranks goes as an exchange, if it is small: two messages a rank, whatever the number of ranks.
-    fn exchanged(&self, descriptor: &Descriptor, messages: &[Request]) -> Option<Request> {
-        let [Request::Send { message, .. }] = messages else { return None };
+    fn exchanged(
+        &self,
+        descriptor: &Descriptor,
+        messages: &[EndpointRequest],
+    ) -> Option<EndpointRequest> {
+        let [EndpointRequest::Send { message, .. }] = messages else { return None };
         let is_one = descriptor.op == Op::AllGather
             && descriptor.group == self.exchanging
             && message.body().len() <= MOST_EXCHANGED;
         let key = ExchangeKey::from(descriptor);
-        is_one.then(|| Request::Exchange { key, message: Arc::clone(message) })
+        is_one.then(|| EndpointRequest::Exchange { key, message: Arc::clone(message) })
     }
 
     /// This rank brings nothing more to `epoch`. The others are told, once, unless the world is over: they would take that for an end of the
@@ -185,8 +189,9 @@ impl Endpoint {
         self.change(|outgoing| {
             if outgoing.stopped_in(epoch).is_none() {
                 let header = end_bytes(epoch, &end, self.rank);
-                let kind = (Kind::Stop, outgoing.exchanged);
-                outgoing.requests.extend(self.message(kind, &header, self.others(0..self.size)));
+                let to = self.others(0..self.size);
+                let stop = self.message(MessageKind::Stop, outgoing.exchanged, &header, to);
+                outgoing.requests.extend(stop);
                 outgoing.stopped = Some((epoch, end));
             }
         });
@@ -196,17 +201,18 @@ impl Endpoint {
     /// exchanges.
     fn message(
         &self,
-        (kind, exchanged): (Kind, u64),
+        kind: MessageKind,
+        exchanged: u64,
         header: &[u8],
         to: Vec<Rank>,
-    ) -> Option<Request> {
-        let message = Message::write(&self.pool, kind, 0, header, 0)?.after(exchanged);
-        Some(Request::Send { to, message: Arc::new(message) })
+    ) -> Option<EndpointRequest> {
+        let message = RankMessage::write(&self.pool, kind, 0, header, 0)?.after(exchanged);
+        Some(EndpointRequest::Send { to, message: Arc::new(message) })
     }
 
     /// Sends a message without elements. Where there is no memory for it, the deadline of its receivers ends the world.
-    fn send(&self, kind: Kind, header: &[u8], to: Vec<Rank>) {
-        let message = self.message((kind, 0), header, to);
+    fn send(&self, kind: MessageKind, header: &[u8], to: Vec<Rank>) {
+        let message = self.message(kind, 0, header, to);
         message.into_iter().for_each(|message| self.post(message));
     }
 
@@ -229,7 +235,7 @@ impl Endpoint {
 
     /// Tells `peers` which calls of NCCL this rank made until the end of an epoch.
     pub(crate) fn tell_calls(&self, epoch: u64, calls: &Calls, peers: Vec<Rank>) {
-        self.send(Kind::Drain, &header::bytes(&(epoch, calls)), peers);
+        self.send(MessageKind::Drain, &header::bytes(&(epoch, calls)), peers);
     }
 
     /// The calls of NCCL that others made.
@@ -240,11 +246,11 @@ impl Endpoint {
     /// Sends and receives, unless another thread does; whether there was anything.
     pub(crate) fn hear(&self) -> bool {
         let Some(mut progress) = self.progress.try_lock() else { return false };
-        progress.turn(self) == Turned::Something
+        progress.turn(self) == ProgressTurn::Something
     }
 
     /// The requests, in order.
-    pub(super) fn requests(&self) -> VecDeque<Request> {
+    pub(super) fn requests(&self) -> VecDeque<EndpointRequest> {
         mem::take(&mut self.outgoing.lock().requests)
     }
 
@@ -261,7 +267,7 @@ impl Endpoint {
             // Also to processes beyond the ranks, which get no contributions: one that still compares would say that this process is gone.
             for (to, exchanged) in [(0..self.size, outgoing.exchanged), (self.size..processes, 0)] {
                 let to = Some(self.others(to)).filter(|to| !to.is_empty());
-                let left = to.and_then(|to| self.message((Kind::Left, exchanged), &state, to));
+                let left = to.and_then(|to| self.message(MessageKind::Left, exchanged, &state, to));
                 outgoing.requests.extend(left);
             }
         }

@@ -45,7 +45,7 @@ pub(super) struct Forwarded {
 /// Contributions to one exchange that are sent together.
 #[derive(Debug)]
 #[cfg_attr(test, derive(PartialEq))]
-pub(super) struct Batch {
+pub(super) struct ExchangeBatch {
     pub(super) key: ExchangeKey,
     pub(super) contributions: Vec<Forwarded>,
 }
@@ -110,8 +110,13 @@ impl Exchanges {
 
     /// Takes contributions of this rank, or of ranks below it, that it does not [have](Self::has). Returns those that are to be sent on: all
     /// contributions to an earlier exchange, so that those of one rank stay in order; and those to this one, if none is missing.
-    pub(super) fn take(&mut self, Batch { key, contributions }: Batch, now: Instant) -> Vec<Batch> {
-        let mut ready: Vec<_> = self.held.range_mut(..key).filter_map(Held::send).collect();
+    pub(super) fn take(
+        &mut self,
+        ExchangeBatch { key, contributions }: ExchangeBatch,
+        now: Instant,
+    ) -> Vec<ExchangeBatch> {
+        let earlier = self.held.range_mut(..key);
+        let mut ready: Vec<_> = earlier.filter_map(|(key, held)| held.send(*key)).collect();
         let none = || Held { since: now, contributions: Vec::new(), ranks: BTreeSet::new() };
         let held = self.held.entry(key).or_insert_with(none);
         if held.contributions.is_empty() {
@@ -120,7 +125,7 @@ impl Exchanges {
         held.ranks.extend(contributions.iter().map(|it| it.rank));
         held.contributions.extend(contributions);
         if held.ranks.len() == self.subtree {
-            ready.extend(Held::send((&key, held)));
+            ready.extend(held.send(key));
         }
         // An exchange of an earlier epoch never completes.
         let subtree = self.subtree;
@@ -131,9 +136,10 @@ impl Exchanges {
     }
 
     /// The contributions that have waited for long enough.
-    pub(super) fn overdue(&mut self, now: Instant) -> Vec<Batch> {
+    pub(super) fn overdue(&mut self, now: Instant) -> Vec<ExchangeBatch> {
         let overdue = |held: &Held| now.saturating_duration_since(held.since) >= FORWARD_AFTER;
-        self.held.iter_mut().filter(|(_, held)| overdue(held)).filter_map(Held::send).collect()
+        let waited = self.held.iter_mut().filter(|(_, held)| overdue(held));
+        waited.filter_map(|(key, held)| held.send(*key)).collect()
     }
 
     /// Whether contributions are held.
@@ -160,16 +166,16 @@ impl Exchanges {
 
 impl Held {
     /// The contributions that were not sent on.
-    fn send((key, held): (&ExchangeKey, &mut Self)) -> Option<Batch> {
-        let contributions = mem::take(&mut held.contributions);
-        (!contributions.is_empty()).then_some(Batch { key: *key, contributions })
+    fn send(&mut self, key: ExchangeKey) -> Option<ExchangeBatch> {
+        let contributions = mem::take(&mut self.contributions);
+        (!contributions.is_empty()).then_some(ExchangeBatch { key, contributions })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::remote::message::{Kind, Message};
+    use crate::remote::message::{MessageKind, RankMessage};
 
     impl PartialEq for Forwarded {
         fn eq(&self, other: &Self) -> bool {
@@ -178,14 +184,14 @@ mod tests {
         }
     }
 
-    fn batch(number: u64, ranks: &[usize]) -> Batch {
+    fn batch(number: u64, ranks: &[usize]) -> ExchangeBatch {
         let contribution = |rank: &usize| {
-            let message = Message::write(&Arc::default(), Kind::Data, 0, b"", 8);
+            let message = RankMessage::write(&Arc::default(), MessageKind::Data, 0, b"", 8);
             let payload = Payload::whole(message.expect("there is memory"));
             Forwarded { rank: Rank::new(*rank), header: b"to all".as_slice().into(), payload }
         };
         let contributions = ranks.iter().map(contribution).collect();
-        Batch { key: ExchangeKey { epoch: 0, number }, contributions }
+        ExchangeBatch { key: ExchangeKey { epoch: 0, number }, contributions }
     }
 
     fn root(size: usize) -> Exchanges {

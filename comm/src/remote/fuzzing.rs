@@ -6,14 +6,14 @@ use std::sync::Arc;
 use hsdp_sharding::Rank;
 use serde::Serialize;
 
-pub use super::message::{Kind, Message};
+pub use super::message::{MessageKind, RankMessage};
 
 use super::batch::Batched;
-use super::buffer::Pool;
+use super::buffer::BufferPool;
 use super::comparer::Compared;
 use super::drain::calls_of;
-use super::header::{self, DataHeader, End, end_of};
-use super::hello::Hello;
+use super::header::{self, DataHeader, EncodedEnd, end_of};
+use super::hello::ProcessHello;
 use crate::Error;
 use crate::engine::judge::RankState;
 
@@ -21,18 +21,18 @@ use crate::engine::judge::RankState;
 ///
 /// # Errors
 /// The problem, in words.
-pub fn read(bytes: &[u8]) -> Result<Message, String> {
-    let mut buffer = Arc::<Pool>::default().take(bytes.len()).ok_or("no memory")?;
+pub fn read(bytes: &[u8]) -> Result<RankMessage, String> {
+    let mut buffer = Arc::<BufferPool>::default().take(bytes.len()).ok_or("no memory")?;
     buffer.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
-    Message::read(buffer)
+    RankMessage::read(buffer)
 }
 
 /// The bytes of a message with the same content. `None` if there is no memory.
-pub fn written_anew(message: &Message) -> Option<Vec<u8>> {
+pub fn written_anew(message: &RankMessage) -> Option<Vec<u8>> {
     let kind = message.kind();
     let round = message.round();
     let body = message.body();
-    let mut anew = Message::write(&Arc::default(), kind, round, message.header(), body.len())?;
+    let mut anew = RankMessage::write(&Arc::default(), kind, round, message.header(), body.len())?;
     anew.body_mut().copy_from_slice(body);
     Some(anew.after(message.exchanged()).bytes().to_vec())
 }
@@ -40,16 +40,16 @@ pub fn written_anew(message: &Message) -> Option<Vec<u8>> {
 /// The content of a message besides elements.
 #[derive(Debug)]
 pub struct Header {
-    content: Box<dyn Content>,
+    content: Box<dyn FuzzedContent>,
     /// In a stop, a proposal or an end.
     error: Option<Error>,
 }
 
-trait Content: Debug {
+trait FuzzedContent: Debug {
     fn bytes(&self) -> Vec<u8>;
 }
 
-impl<T: Serialize + Debug> Content for T {
+impl<T: Serialize + Debug> FuzzedContent for T {
     fn bytes(&self) -> Vec<u8> {
         header::bytes(self)
     }
@@ -60,20 +60,20 @@ impl Header {
     ///
     /// # Errors
     /// The problem, in words.
-    pub fn read(kind: Kind, bytes: &[u8]) -> Result<Self, String> {
-        let content: Box<dyn Content> = match kind {
-            Kind::Hello => Box::new(header::read::<Hello>(bytes)?),
-            Kind::Welcome => Box::new(header::read::<Vec<Option<Hello>>>(bytes)?),
-            Kind::Data => Box::new(header::read::<DataHeader>(bytes)?),
-            Kind::Stop | Kind::Proposal | Kind::End => {
+    pub fn read(kind: MessageKind, bytes: &[u8]) -> Result<Self, String> {
+        let content: Box<dyn FuzzedContent> = match kind {
+            MessageKind::Hello => Box::new(header::read::<ProcessHello>(bytes)?),
+            MessageKind::Welcome => Box::new(header::read::<Vec<Option<ProcessHello>>>(bytes)?),
+            MessageKind::Data => Box::new(header::read::<DataHeader>(bytes)?),
+            MessageKind::Stop | MessageKind::Proposal | MessageKind::End => {
                 let (epoch, error) = end_of(bytes)?;
-                let content = Box::new((epoch, End::of(&error, Rank::new(0))));
+                let content = Box::new((epoch, EncodedEnd::of(&error, Rank::new(0))));
                 return Ok(Self { content, error: Some(error) });
             }
-            Kind::Exchange => Box::new(header::read::<Batched>(bytes)?),
-            Kind::Left => Box::new(header::read::<RankState>(bytes)?),
-            Kind::Compare => Box::new(header::read::<Compared>(bytes)?),
-            Kind::Drain => Box::new(calls_of(bytes)?),
+            MessageKind::Exchange => Box::new(header::read::<Batched>(bytes)?),
+            MessageKind::Left => Box::new(header::read::<RankState>(bytes)?),
+            MessageKind::Compare => Box::new(header::read::<Compared>(bytes)?),
+            MessageKind::Drain => Box::new(calls_of(bytes)?),
         };
         Ok(Self { content, error: None })
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-pub(super) use self::ends::{End, end_bytes, end_of};
+pub(super) use self::ends::{EncodedEnd, end_bytes, end_of};
 use crate::Descriptor;
 
 mod ends;

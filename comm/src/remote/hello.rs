@@ -1,4 +1,5 @@
-//! The first messages of ranks that share no memory: settings, which they compare. `REMOTE.md`, "Beginning".
+//! The first messages of ranks that share no memory: settings, which they compare. `REMOTE.md`,
+//! "Beginning".
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -9,9 +10,10 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::alive;
-use crate::{Error, WorldOptions};
+use crate::{Error, SetupError, WorldOptions};
 
-/// The request of a process: a world of `size` ranks, made by all processes of its job. Ranks that are threads are their job.
+/// The request of a process: a world of `size` ranks, made by all processes of its job. Ranks that
+/// are threads are their job.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     pub(crate) size: usize,
@@ -20,7 +22,7 @@ pub(crate) struct Asked {
 
 /// The identity of a rank, and the settings that all ranks must share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Hello {
+pub(crate) struct ProcessHello {
     host: String,
     /// Which of the times that its machine was started it is: other machines have others.
     boot: String,
@@ -36,7 +38,7 @@ pub(crate) struct Hello {
     order: [u8; 2],
 }
 
-impl Hello {
+impl ProcessHello {
     pub(crate) fn of(size: usize, options: &WorldOptions) -> Self {
         Self {
             host: line("/proc/sys/kernel/hostname").unwrap_or_else(|| "an unknown host".to_owned()),
@@ -73,32 +75,33 @@ impl Hello {
 /// Whether all say the same: the same answer on all ranks.
 ///
 /// # Errors
-/// [`Error::ConfigMismatch`], of the first rank that differs from rank 0.
-pub(crate) fn compare(hellos: &[Hello]) -> Result<(), Error> {
+/// [`SetupError::ConfigMismatch`], of the first rank that differs from rank 0.
+pub(crate) fn compare(hellos: &[ProcessHello]) -> Result<(), Error> {
     let Some((first, others)) = hellos.split_first() else { return Ok(()) };
     for (other, hello) in (1..).zip(others) {
         let mut settings = first.settings().into_iter().zip(hello.settings());
         if let Some(((what, expected), (_, found))) = settings.find(|(one, other)| one != other) {
-            return Err(Error::ConfigMismatch {
+            return Err(SetupError::ConfigMismatch {
                 what,
                 ranks: [Rank::new(0), Rank::new(other)],
                 said: [format!("{expected} ({first})"), format!("{found} ({hello})")].into(),
-            });
+            }
+            .into());
         }
     }
     Ok(())
 }
 
 /// The error with the ranks that have come, and those that have not.
-pub(super) fn incomplete(hellos: &[Option<Hello>], deadline: Duration) -> Error {
+pub(super) fn incomplete(hellos: &[Option<ProcessHello>], deadline: Duration) -> Error {
     let ranks = |there| {
         let numbered = (0..).zip(hellos);
         numbered.filter(|(_, it)| it.is_some() == there).map(|(rank, _)| rank).collect()
     };
-    Error::Incomplete { deadline, arrived: ranks(true), missing: ranks(false) }
+    SetupError::Incomplete { deadline, arrived: ranks(true), missing: ranks(false) }.into()
 }
 
-impl fmt::Display for Hello {
+impl fmt::Display for ProcessHello {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "process {} on {}", self.process, self.host)
     }
@@ -130,12 +133,12 @@ mod tests {
 
     #[test]
     fn the_first_that_differs_from_rank_0_is_named_with_both_sides() {
-        let hello = Hello::of(3, &WorldOptions::default());
+        let hello = ProcessHello::of(3, &WorldOptions::default());
         compare(&[hello.clone(), hello.clone()]).expect("they are the same");
-        let other = |change: &dyn Fn(&mut Hello)| {
-            let mut other = Hello { host: "b".to_owned(), process: 7, ..hello.clone() };
+        let other = |change: &dyn Fn(&mut ProcessHello)| {
+            let mut other = ProcessHello { host: "b".to_owned(), process: 7, ..hello.clone() };
             change(&mut other);
-            let first = Hello { host: "a".to_owned(), process: 6, ..hello.clone() };
+            let first = ProcessHello { host: "a".to_owned(), process: 6, ..hello.clone() };
             compare(&[first.clone(), first, other]).map_err(|error| error.to_string())
         };
         other(&|_| ()).expect("hosts and processes may differ");

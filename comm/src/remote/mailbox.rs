@@ -8,7 +8,7 @@ use hsdp_sharding::Rank;
 
 use super::transmit::DataMessage;
 use crate::Descriptor;
-use crate::engine::{Key, Operation};
+use crate::engine::{Key, SharedOperation};
 use crate::pattern::rounds;
 
 /// A round of an operation.
@@ -21,12 +21,12 @@ pub(super) struct Mailbox {
     early: HashMap<Round, Vec<(Rank, DataMessage)>>,
     open: BTreeMap<Round, Open>,
     /// Operations to which all have come, and which this rank is about to bring to another round.
-    owed: Vec<Arc<Operation>>,
+    owed: Vec<Arc<SharedOperation>>,
 }
 
 /// An operation that this rank has issued, and of which others are missing.
 pub(crate) struct Open {
-    pub(super) operation: Arc<Operation>,
+    pub(super) operation: Arc<SharedOperation>,
     /// The call, as this rank describes it to the others.
     pub(super) descriptor: Arc<Descriptor>,
     round: u8,
@@ -36,7 +36,7 @@ pub(crate) struct Open {
 }
 
 /// Lays the message of the member in a slot into the operation.
-pub(crate) type Lay = dyn Fn(&Arc<Operation>, usize, DataMessage) + Send;
+pub(crate) type Lay = dyn Fn(&Arc<SharedOperation>, usize, DataMessage) + Send;
 
 impl Mailbox {
     /// This rank has issued an operation; returns the messages that came of it before, which are to be laid there.
@@ -111,8 +111,9 @@ impl Mailbox {
 
 impl Open {
     pub(crate) fn new(
-        operation: Arc<Operation>,
-        (descriptor, round): (Arc<Descriptor>, u8),
+        operation: Arc<SharedOperation>,
+        descriptor: Arc<Descriptor>,
+        round: u8,
         lay: Box<Lay>,
     ) -> Self {
         let come = vec![false; operation.ranks.len()];

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytemuck::{CheckedBitPattern, Pod, Zeroable};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::buffer::{BLOCK_BYTES, Buffer, Pool};
+use super::buffer::{BLOCK_BYTES, Buffer, BufferPool};
 
 /// The first bytes of each message of this version.
 const MAGIC: [u8; 8] = *b"hsdpltr2";
@@ -17,7 +17,7 @@ pub(crate) const MOST_STATEMENT: usize = 1 << 20;
 /// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, CheckedBitPattern)]
 #[repr(u8)]
-pub enum Kind {
+pub enum MessageKind {
     /// The identity of its sender, to process 0: the first message of another process.
     Hello,
     /// Its sender's part in an operation.
@@ -49,7 +49,7 @@ struct Prefix {
     check: u64,
     body: u64,
     header: u32,
-    /// A [`Kind`].
+    /// A [`MessageKind`].
     kind: u8,
     round: u8,
     unused: [u16; 13],
@@ -59,17 +59,17 @@ struct Prefix {
 
 /// A message, as it is sent.
 #[derive(Debug)]
-pub struct Message {
+pub struct RankMessage {
     buffer: Buffer,
     /// A copy of the first block.
     prefix: Prefix,
 }
 
-impl Message {
+impl RankMessage {
     /// Writes a message with room for so many bytes of elements. `None` if there is no memory for it.
     pub(crate) fn write(
-        pool: &Arc<Pool>,
-        kind: Kind,
+        pool: &Arc<BufferPool>,
+        kind: MessageKind,
         round: u8,
         header: &[u8],
         body: usize,
@@ -110,13 +110,13 @@ impl Message {
         if prefix.magic != MAGIC {
             return Err(format!("it begins with {:02x?}, not {MAGIC:02x?}", prefix.magic));
         }
-        if !Kind::is_valid_bit_pattern(&prefix.kind) {
+        if !MessageKind::is_valid_bit_pattern(&prefix.kind) {
             return Err(format!("its kind {} is unknown", prefix.kind));
         }
         let found = buffer.bytes().len();
         let header = prefix.header as usize;
         let body = prefix.body;
-        if header > MOST_STATEMENT && prefix.kind != Kind::Welcome as u8 {
+        if header > MOST_STATEMENT && prefix.kind != MessageKind::Welcome as u8 {
             return Err(format!("its header has {header} bytes, at most {MOST_STATEMENT}"));
         }
         let told = BLOCK_BYTES as u64 + header.next_multiple_of(BLOCK_BYTES) as u64;
@@ -157,12 +157,12 @@ impl Message {
     fn has_what_its_kind_has(&self) -> Result<(), String> {
         let kind = self.kind();
         let Prefix { round, exchanged, header, body, .. } = self.prefix;
-        if exchanged > 0 && !matches!(kind, Kind::Stop | Kind::Left) {
+        if exchanged > 0 && !matches!(kind, MessageKind::Stop | MessageKind::Left) {
             return Err(format!("it is a message of kind {kind:?}, after {exchanged} exchanges"));
         }
         let is_odd = match kind {
-            Kind::Data => false,
-            Kind::Exchange => round != 0,
+            MessageKind::Data => false,
+            MessageKind::Exchange => round != 0,
             _ => (round, body) != (0, 0),
         };
         if is_odd {
@@ -173,7 +173,7 @@ impl Message {
     }
 
     /// The kind.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> MessageKind {
         bytemuck::checked::cast(self.prefix.kind)
     }
 
@@ -229,16 +229,17 @@ mod tests {
     use super::*;
 
     fn buffer(bytes: &[u8]) -> Buffer {
-        let pool = Arc::<Pool>::default();
+        let pool = Arc::<BufferPool>::default();
         let mut buffer = pool.take(bytes.len()).expect("there is memory");
         buffer.bytes_mut().copy_from_slice(bytes);
         buffer
     }
 
-    fn message() -> Message {
+    fn message() -> RankMessage {
         let pool = Arc::default();
         let header = b"what this is about";
-        let mut message = Message::write(&pool, Kind::Data, 1, header, 12).expect("memory");
+        let mut message =
+            RankMessage::write(&pool, MessageKind::Data, 1, header, 12).expect("memory");
         message.body_mut().copy_from_slice(bytemuck::cast_slice(&[1.0_f32, 2.0, 3.0]));
         message
     }
@@ -246,8 +247,8 @@ mod tests {
     #[test]
     fn a_message_reads_as_it_was_written() {
         let written = message();
-        let read = Message::read(buffer(written.bytes())).expect("it is one");
-        assert_eq!((read.kind(), read.round()), (Kind::Data, 1));
+        let read = RankMessage::read(buffer(written.bytes())).expect("it is one");
+        assert_eq!((read.kind(), read.round()), (MessageKind::Data, 1));
         assert_eq!(read.header(), b"what this is about");
         assert_eq!(bytemuck::cast_slice::<_, f32>(read.body()), [1.0, 2.0, 3.0]);
     }
@@ -258,7 +259,7 @@ mod tests {
         let refused = |change: &dyn Fn(&mut Vec<u8>)| {
             let mut bytes = written.bytes().to_vec();
             change(&mut bytes);
-            Message::read(buffer(&bytes)).map(|_| ()).expect_err("it is none")
+            RankMessage::read(buffer(&bytes)).map(|_| ()).expect_err("it is none")
         };
         assert_eq!(refused(&|bytes| bytes.clear()), "it is empty");
         assert!(refused(&|bytes| bytes[0] = b'H').starts_with("it begins with [48, 73,"));
@@ -283,47 +284,50 @@ mod tests {
     #[test]
     fn only_messages_have_rounds_and_elements() {
         let refused = |(kind, round), header: &[u8], body| {
-            let written = Message::write(&Arc::default(), kind, round, header, body);
+            let written = RankMessage::write(&Arc::default(), kind, round, header, body);
             let written = written.expect("there is memory");
-            Message::read(buffer(written.bytes())).map(|_| ()).err()
+            RankMessage::read(buffer(written.bytes())).map(|_| ()).err()
         };
-        assert_eq!(refused((Kind::Left, 0), b"", 0), None);
-        assert_eq!(refused((Kind::Left, 0), b"a state", 0), None);
-        assert_eq!(refused((Kind::Compare, 0), b"a report", 0), None);
-        assert_eq!(refused((Kind::Stop, 0), b"why", 0), None);
-        assert_eq!(refused((Kind::Exchange, 0), b"whose", 64), None);
+        assert_eq!(refused((MessageKind::Left, 0), b"", 0), None);
+        assert_eq!(refused((MessageKind::Left, 0), b"a state", 0), None);
+        assert_eq!(refused((MessageKind::Compare, 0), b"a report", 0), None);
+        assert_eq!(refused((MessageKind::Stop, 0), b"why", 0), None);
+        assert_eq!(refused((MessageKind::Exchange, 0), b"whose", 64), None);
         let odd = |kind, with| Some(format!("it is a message of kind {kind:?}, with {with}"));
         let with = "round 0, 1 bytes of header and 8 of elements";
-        assert_eq!(refused((Kind::Left, 0), b"x", 8), odd(Kind::Left, with));
+        assert_eq!(refused((MessageKind::Left, 0), b"x", 8), odd(MessageKind::Left, with));
         let with = "round 1, 3 bytes of header and 0 of elements";
-        assert_eq!(refused((Kind::Stop, 1), b"why", 0), odd(Kind::Stop, with));
+        assert_eq!(refused((MessageKind::Stop, 1), b"why", 0), odd(MessageKind::Stop, with));
         let with = "round 2, 5 bytes of header and 64 of elements";
-        assert_eq!(refused((Kind::Exchange, 2), b"whose", 64), odd(Kind::Exchange, with));
+        assert_eq!(
+            refused((MessageKind::Exchange, 2), b"whose", 64),
+            odd(MessageKind::Exchange, with)
+        );
         let with = "round 0, 3 bytes of header and 4 of elements";
-        assert_eq!(refused((Kind::Hello, 0), b"who", 4), odd(Kind::Hello, with));
+        assert_eq!(refused((MessageKind::Hello, 0), b"who", 4), odd(MessageKind::Hello, with));
     }
 
     #[test]
     fn the_last_messages_say_how_many_exchanges_came_before() {
         let after = |kind, header: &[u8]| {
-            let message = Message::write(&Arc::default(), kind, 0, header, 0);
+            let message = RankMessage::write(&Arc::default(), kind, 0, header, 0);
             let message = message.expect("there is memory").after(300);
-            Message::read(buffer(message.bytes())).map(|message| message.exchanged())
+            RankMessage::read(buffer(message.bytes())).map(|message| message.exchanged())
         };
-        assert_eq!(after(Kind::Stop, b"why"), Ok(300));
-        assert_eq!(after(Kind::Left, b""), Ok(300));
+        assert_eq!(after(MessageKind::Stop, b"why"), Ok(300));
+        assert_eq!(after(MessageKind::Left, b""), Ok(300));
         let odd = "it is a message of kind Compare, after 300 exchanges".to_owned();
-        assert_eq!(after(Kind::Compare, b"path"), Err(odd));
+        assert_eq!(after(MessageKind::Compare, b"path"), Err(odd));
     }
 
     #[test]
     fn nothing_of_a_message_is_in_another_that_has_its_buffer() {
-        let pool = Arc::<Pool>::default();
+        let pool = Arc::<BufferPool>::default();
         let mut first = pool.take(192).expect("there is memory");
         first.bytes_mut().fill(7);
         let address = first.bytes().as_ptr();
         drop(first);
-        let mut second = Message::write(&pool, Kind::Data, 1, b"what this is about", 12)
+        let mut second = RankMessage::write(&pool, MessageKind::Data, 1, b"what this is about", 12)
             .expect("there is memory");
         assert_eq!(second.bytes().as_ptr(), address);
         second.body_mut().copy_from_slice(message().body());
@@ -334,11 +338,11 @@ mod tests {
         #[test]
         fn whatever_comes_is_read_or_refused(mut bytes in proptest::collection::vec(any::<u8>(), 0..512)) {
             bytes.resize(bytes.len() / 64 * 64, 0);
-            let _ = Message::read(buffer(&bytes));
+            let _ = RankMessage::read(buffer(&bytes));
             // And with a prefix that looks like one.
             if bytes.len() >= 64 {
                 bytes[..8].copy_from_slice(&MAGIC);
-                let _ = Message::read(buffer(&bytes));
+                let _ = RankMessage::read(buffer(&bytes));
             }
         }
     }

@@ -3,14 +3,14 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::endpoint::Request;
+use super::endpoint::EndpointRequest;
 use crate::Error;
 use crate::engine::judge::Issued;
 
 /// The requests of a rank to its progress engine.
 #[derive(Default)]
 pub(super) struct Outgoing {
-    pub(super) requests: VecDeque<Request>,
+    pub(super) requests: VecDeque<EndpointRequest>,
     /// The last epoch in which this rank brings nothing more, and how that ended.
     pub(super) stopped: Option<(u64, Error)>,
     /// Whether something has come or is to be done since the progress thread listened.

@@ -8,13 +8,13 @@ use hsdp_sharding::Rank;
 
 use self::deliver::look;
 use super::alive::Processes;
-use super::comparer::{Action, Compared, Comparer};
-use super::endpoint::{Endpoint, Request};
+use super::comparer::{Compared, Comparer, ComparerAction};
+use super::endpoint::{Endpoint, EndpointRequest};
 use super::header;
 use super::mailbox::{Mailbox, Open};
-use super::message::{Kind, MOST_STATEMENT, Message};
+use super::message::{MOST_STATEMENT, MessageKind, RankMessage};
 use super::relay::Relay;
-use super::transport::{Cause, Loss, Transport, TransportError};
+use super::transport::{Cause, PeerLoss, Transport, TransportError};
 use super::tree::Tree;
 use crate::engine::Record;
 use crate::ledger::Messages;
@@ -64,7 +64,7 @@ impl Drop for Turn {
 
 /// The result of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turned {
+pub(super) enum ProgressTurn {
     /// There was something to be done.
     Something,
     /// There was not; but messages are being sent, or this rank owes others some, or is told how the world ends.
@@ -100,16 +100,16 @@ impl Progress {
         self.transport.close(end);
     }
 
-    pub(super) fn turn(&mut self, endpoint: &Endpoint) -> Turned {
+    pub(super) fn turn(&mut self, endpoint: &Endpoint) -> ProgressTurn {
         if self.is_over {
-            return Turned::Idle;
+            return ProgressTurn::Idle;
         }
         in_turn(|| {
             let turned = self.try_turn(endpoint);
             let turned = turned.unwrap_or_else(|TransportError { peer, problem }| {
                 let reason = AbortReason::Unreachable { problem: problem.into() };
                 endpoint.end_by(peer.unwrap_or(endpoint.rank), reason);
-                Turned::Awaits
+                ProgressTurn::Awaits
             });
             endpoint.try_end();
             turned
@@ -124,7 +124,7 @@ impl Progress {
         }
         match self.transport.lost() {
             Ok(losses) => {
-                for Loss { rank, cause } in losses {
+                for PeerLoss { rank, cause } in losses {
                     let is_unreachable = matches!(cause, Cause::Unreachable(_));
                     if is_unreachable || self.processes.is_settled(rank) {
                         lost.push((rank, self.reason(rank, cause)));
@@ -132,7 +132,7 @@ impl Progress {
                 }
             }
             // At once: the rank at fault may hear of this loss from others, and end its process for it.
-            Err(Loss { rank, cause }) => {
+            Err(PeerLoss { rank, cause }) => {
                 if endpoint.state.status.check_world().is_ok() {
                     endpoint.end_by(rank, self.reason(rank, cause));
                 }
@@ -160,7 +160,7 @@ impl Progress {
         }
     }
 
-    fn try_turn(&mut self, endpoint: &Endpoint) -> Result<Turned, TransportError> {
+    fn try_turn(&mut self, endpoint: &Endpoint) -> Result<ProgressTurn, TransportError> {
         let (has_sent, failed) = self.run_requests(endpoint);
         let is_busy = self.receive(endpoint)? || has_sent;
         self.relay.look_for_overdue();
@@ -182,12 +182,12 @@ impl Progress {
         failed?;
         let stays = self.lingers(endpoint) || endpoint.is_deciding();
         Ok(match is_busy {
-            true => Turned::Something,
-            false if owes || under_way > 0 || stays => Turned::Sends,
-            false if endpoint.is_leaving() && self.is_needed(endpoint) => Turned::Relays,
-            false if self.mailbox.awaits() || holds => Turned::Awaits,
-            false if self.comparer.is_busy() => Turned::Awaits,
-            false => Turned::Idle,
+            true => ProgressTurn::Something,
+            false if owes || under_way > 0 || stays => ProgressTurn::Sends,
+            false if endpoint.is_leaving() && self.is_needed(endpoint) => ProgressTurn::Relays,
+            false if self.mailbox.awaits() || holds => ProgressTurn::Awaits,
+            false if self.comparer.is_busy() => ProgressTurn::Awaits,
+            false => ProgressTurn::Idle,
         })
     }
 
@@ -196,7 +196,7 @@ impl Progress {
         for count in 0..MESSAGES {
             self.take_in(endpoint);
             let Some((from, buffer)) = self.transport.receive()? else { return Ok(count > 0) };
-            let read = Message::read(buffer).and_then(|message| {
+            let read = RankMessage::read(buffer).and_then(|message| {
                 if from.index() >= endpoint.state.records.len() {
                     // A process that is no rank of this world: only its request is compared.
                     return deliver::greeted(endpoint, from, &message);
@@ -232,21 +232,21 @@ impl Progress {
         let mut failed = Ok(());
         for request in requests {
             match request {
-                Request::Send { to, message } => {
-                    if message.kind() == Kind::Data {
+                EndpointRequest::Send { to, message } => {
+                    if message.kind() == MessageKind::Data {
                         let data = Messages { data: to.len() as u64, ..Messages::default() };
                         endpoint.state.record(endpoint.rank).ledger.moved(data);
                     }
                     failed = failed.and(self.transport.send(&to, &message));
                 }
-                Request::Exchange { key, message } => self.relay.contribute(key, &message),
-                Request::Compare { to, said } if to == endpoint.rank => {
+                EndpointRequest::Exchange { key, message } => self.relay.contribute(key, &message),
+                EndpointRequest::Compare { to, said } if to == endpoint.rank => {
                     self.hear(endpoint, to, said);
                 }
-                Request::Compare { to, said } => {
+                EndpointRequest::Compare { to, said } => {
                     failed = failed.and(self.tell(endpoint, to, &said));
                 }
-                Request::Open(open) => self.open(endpoint, open),
+                EndpointRequest::Open(open) => self.open(endpoint, open),
             }
         }
         (any, failed)
@@ -272,8 +272,10 @@ impl Progress {
         let there = || (0..state.records.len()).map(Rank::new).filter(is_there).collect();
         for action in self.comparer.turn(sync::now(), there) {
             match action {
-                Action::Say(to, said) => endpoint.post(Request::Compare { to, said }),
-                Action::End(error) => drop(endpoint.end(error)),
+                ComparerAction::Say(to, said) => {
+                    endpoint.post(EndpointRequest::Compare { to, said })
+                }
+                ComparerAction::End(error) => drop(endpoint.end(error)),
             }
         }
     }
@@ -286,7 +288,7 @@ impl Progress {
         said: &Compared,
     ) -> Result<(), TransportError> {
         let header = header::bytes(said);
-        let message = Message::write(&Arc::default(), Kind::Compare, 0, &header, 0);
+        let message = RankMessage::write(&Arc::default(), MessageKind::Compare, 0, &header, 0);
         // Without it, this rank counts as one that does not answer.
         let message = message.filter(|_| header.len() <= MOST_STATEMENT);
         message.map_or(Ok(()), |message| {
@@ -304,7 +306,7 @@ impl Progress {
             Compared::Verdict(verdict) => endpoint.hear_verdict(verdict),
             Compared::Question(question) => {
                 let said = Compared::State(question.number, endpoint.state(question.hashes));
-                endpoint.post(Request::Compare { to: from, said });
+                endpoint.post(EndpointRequest::Compare { to: from, said });
             }
         }
     }
@@ -312,7 +314,7 @@ impl Progress {
     /// Sends on the messages that this rank relays.
     fn relay_on(&mut self) -> Result<(), TransportError> {
         let outgoing = mem::take(&mut self.relay.outgoing);
-        let send = |(to, message): &(Vec<Rank>, Arc<Message>)| self.transport.send(to, message);
+        let send = |(to, message): &(Vec<Rank>, Arc<RankMessage>)| self.transport.send(to, message);
         // One that fails keeps no other from its receiver.
         outgoing.iter().map(send).fold(Ok(()), Result::and)
     }

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use hsdp_sharding::Rank;
 
-use super::buffer::Pool;
-use super::exchanges::{Batch, ExchangeKey, Exchanges, Forwarded};
+use super::buffer::BufferPool;
+use super::exchanges::{ExchangeBatch, ExchangeKey, Exchanges, Forwarded};
 use super::header::{DataHeader, read};
-use super::message::Message;
+use super::message::RankMessage;
 use super::transmit::{DataMessage, Payload};
 use super::tree::Tree;
 use crate::ledger::Messages;
@@ -20,10 +20,10 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The exchanges of a rank.
 pub(super) struct Relay {
-    pool: Arc<Pool>,
+    pool: Arc<BufferPool>,
     pub(super) exchanges: Exchanges,
     /// Messages to be sent.
-    pub(super) outgoing: Vec<(Vec<Rank>, Arc<Message>)>,
+    pub(super) outgoing: Vec<(Vec<Rank>, Arc<RankMessage>)>,
     /// Of ranks, to be taken in, in order.
     pub(super) come: VecDeque<(Rank, Come)>,
     /// The group of all ranks, whose operations are exchanges.
@@ -31,7 +31,7 @@ pub(super) struct Relay {
     /// By rank: the number of its contributions that have come.
     received: Vec<u64>,
     /// The last messages of ranks, which follow contributions that have not come, and the times at which they came.
-    held_back: Vec<(Instant, Rank, Message)>,
+    held_back: Vec<(Instant, Rank, RankMessage)>,
     /// By rank: whether it has said that it leaves.
     leaves: Vec<bool>,
     /// Since they were last added to the counts of the rank.
@@ -44,7 +44,7 @@ pub(super) enum Come {
     /// Its contribution to an exchange, or the problem with it.
     Forwarded(Result<DataMessage, String>),
     /// Its last message of an epoch, or of all.
-    Last(Message),
+    Last(RankMessage),
 }
 
 impl Relay {
@@ -64,23 +64,23 @@ impl Relay {
     }
 
     /// This rank sends `message` to all others.
-    pub(super) fn contribute(&mut self, key: ExchangeKey, message: &Arc<Message>) {
+    pub(super) fn contribute(&mut self, key: ExchangeKey, message: &Arc<RankMessage>) {
         self.exchanges.contribute(key);
         let rank = self.exchanges.tree.rank;
         let header = message.header().into();
         let payload = Payload::part(message, 0..message.body().len());
         let own = Forwarded { rank, header, payload };
-        self.send_on(Batch { key, contributions: vec![own] });
+        self.send_on(ExchangeBatch { key, contributions: vec![own] });
     }
 
     /// Contributions have come from above or from below.
     ///
     /// # Errors
     /// The problem with the message.
-    pub(super) fn receive(&mut self, from: Rank, message: Message) -> Result<(), String> {
+    pub(super) fn receive(&mut self, from: Rank, message: RankMessage) -> Result<(), String> {
         let message = Arc::new(message);
         let tree = self.exchanges.tree;
-        let batch = Batch::read(&message, tree.size)?;
+        let batch = ExchangeBatch::read(&message, tree.size)?;
         if tree.parent() == Some(from) {
             self.receive_from_above(message, &batch);
             return Ok(());
@@ -99,7 +99,7 @@ impl Relay {
         }
     }
 
-    fn receive_from_above(&mut self, message: Arc<Message>, batch: &Batch) {
+    fn receive_from_above(&mut self, message: Arc<RankMessage>, batch: &ExchangeBatch) {
         self.send_down(message);
         self.take_in(batch);
         // An early message only says which ranks are there.
@@ -110,7 +110,7 @@ impl Relay {
     }
 
     /// A rank that contributes twice is told of here: later it would look as if this rank had sent it twice.
-    fn receive_from_below(&mut self, mut batch: Batch) {
+    fn receive_from_below(&mut self, mut batch: ExchangeBatch) {
         self.messages.forwarded += 1;
         let exchanges = &self.exchanges;
         let come = &mut self.come;
@@ -136,7 +136,7 @@ impl Relay {
         self.release_overdue();
     }
 
-    fn send_on(&mut self, batch: Batch) {
+    fn send_on(&mut self, batch: ExchangeBatch) {
         let ready = self.exchanges.take(batch, sync::now());
         for batch in ready {
             self.send(&batch);
@@ -144,7 +144,7 @@ impl Relay {
     }
 
     /// Sends contributions up, or down from the root.
-    fn send(&mut self, batch: &Batch) {
+    fn send(&mut self, batch: &ExchangeBatch) {
         // Without memory for it the contributions do not arrive, and the deadline ends the world.
         let Some(message) = batch.write(&self.pool).map(Arc::new) else { return };
         match self.exchanges.tree.parent() {
@@ -162,7 +162,7 @@ impl Relay {
         }
     }
 
-    fn send_down(&mut self, message: Arc<Message>) {
+    fn send_down(&mut self, message: Arc<RankMessage>) {
         let children: Vec<_> = self.exchanges.tree.children().collect();
         self.messages.forwarded += children.len() as u64;
         if !children.is_empty() {
@@ -171,7 +171,7 @@ impl Relay {
     }
 
     /// The contributions of the others are messages to this rank.
-    fn take_in(&mut self, batch: &Batch) {
+    fn take_in(&mut self, batch: &ExchangeBatch) {
         let own = self.exchanges.tree.rank;
         let mut encoded = None;
         let others = || batch.contributions.iter().filter(|it| it.rank != own);
@@ -202,7 +202,7 @@ impl Relay {
     }
 
     /// Keeps a last message until the contributions before it have come.
-    pub(super) fn hold_back(&mut self, from: Rank, message: Message) {
+    pub(super) fn hold_back(&mut self, from: Rank, message: RankMessage) {
         self.held_back.push((sync::now(), from, message));
     }
 
@@ -236,7 +236,7 @@ impl Relay {
         });
     }
 
-    fn release_if(&mut self, is_due: impl Fn(Instant, Rank, &Message) -> bool) {
+    fn release_if(&mut self, is_due: impl Fn(Instant, Rank, &RankMessage) -> bool) {
         let is_due = |(since, from, message): &mut (_, _, _)| is_due(*since, *from, message);
         let due = self.held_back.extract_if(.., is_due);
         self.come.extend(due.map(|(_, from, message)| (from, Come::Last(message))));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::header::{DataHeader, Form};
-use super::message::Message;
+use super::message::RankMessage;
 use crate::execute::{At, Contribute, LAYOUTS_DIFFER, MemberSays};
 
 /// The messages of the other members, by slot.
@@ -76,19 +76,19 @@ impl DataMessages {
 /// A part of the elements of a message, which stays as long as one of its parts does.
 #[derive(Clone, Debug)]
 pub(crate) struct Payload {
-    message: Arc<Message>,
+    message: Arc<RankMessage>,
     range: Range<usize>,
 }
 
 impl Payload {
     /// All elements of a message.
-    pub(crate) fn whole(message: Message) -> Self {
+    pub(crate) fn whole(message: RankMessage) -> Self {
         let range = 0..message.body().len();
         Self { message: Arc::new(message), range }
     }
 
     /// Some bytes of a message's elements. They are aligned for all elements if the range begins at a multiple of 64.
-    pub(crate) fn part(message: &Arc<Message>, range: Range<usize>) -> Self {
+    pub(crate) fn part(message: &Arc<RankMessage>, range: Range<usize>) -> Self {
         Self { message: Arc::clone(message), range }
     }
 

@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use hsdp_sharding::Rank;
 
-use super::buffer::{Buffer, Pool};
-use super::message::Message;
+use super::buffer::{Buffer, BufferPool};
+use super::message::RankMessage;
 use crate::Error;
 
 /// Carries messages to and from the other ranks. Those of one rank to another come whole, once each, and in the order in which they
 /// were sent. No call waits for another rank.
 pub(crate) trait Transport: Send {
     /// Begins to send a message to these ranks, and keeps it until that is done. If it fails for one, the others get it all the same.
-    fn send(&mut self, to: &[Rank], message: &Arc<Message>) -> Result<(), TransportError>;
+    fn send(&mut self, to: &[Rank], message: &Arc<RankMessage>) -> Result<(), TransportError>;
 
     /// From now on `waker` is called after something has come. Returns whether the transport can do so; one that cannot is polled.
     fn wake_by(&mut self, _waker: Waker) -> bool {
@@ -29,7 +29,7 @@ pub(crate) trait Transport: Send {
     ///
     /// # Errors
     /// This process reaches no other rank any more; the loss names the rank at fault.
-    fn lost(&mut self) -> Result<Vec<Loss>, Loss> {
+    fn lost(&mut self) -> Result<Vec<PeerLoss>, PeerLoss> {
         Ok(Vec::new())
     }
 
@@ -53,7 +53,7 @@ pub(crate) type Waker = Box<dyn Fn() + Send + Sync>;
 
 /// A rank that can exchange no messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Loss {
+pub(crate) struct PeerLoss {
     pub(crate) rank: Rank,
     pub(crate) cause: Cause,
 }
@@ -75,7 +75,7 @@ pub(crate) enum Answer {
     /// It may still answer.
     Awaited,
     /// It has not answered in time.
-    Silent(Loss),
+    Silent(PeerLoss),
 }
 
 /// A transport failed.
@@ -95,7 +95,7 @@ impl TransportError {
 
 /// A copy of a message that came from a rank. Zeros fill up an incomplete last block.
 pub(crate) fn copied(
-    pool: &Arc<Pool>,
+    pool: &Arc<BufferPool>,
     from: Rank,
     message: &[u8],
 ) -> Result<Buffer, TransportError> {

@@ -5,33 +5,33 @@ use std::sync::{Arc, OnceLock};
 use crossbeam::channel::{Receiver, Sender, unbounded};
 use hsdp_sharding::Rank;
 
-use super::buffer::{Buffer, Pool};
-use super::message::Message;
+use super::buffer::{Buffer, BufferPool};
+use super::message::RankMessage;
 use super::transport::{Transport, TransportError, Waker, copied};
 use crate::Error;
 
 /// One rank's ends of the wires to all ranks.
 struct Wires {
     rank: Rank,
-    to: Arc<[End]>,
+    to: Arc<[WireEnd]>,
     from: Receiver<Sent>,
-    pool: Arc<Pool>,
+    pool: Arc<BufferPool>,
 }
 
 /// The end of a wire to a rank.
-struct End {
+struct WireEnd {
     sender: Sender<Sent>,
     /// Of the rank, once it is there.
     waker: OnceLock<Waker>,
 }
 
 /// A message, and its sender.
-type Sent = (Rank, Arc<Message>);
+type Sent = (Rank, Arc<RankMessage>);
 
 /// Transports between the threads of one process, by rank.
 pub(crate) fn wires(size: usize) -> Vec<Box<dyn Transport>> {
     let (to, from): (Vec<_>, Vec<_>) = (0..size).map(|_| unbounded()).unzip();
-    let end = |sender| End { sender, waker: OnceLock::new() };
+    let end = |sender| WireEnd { sender, waker: OnceLock::new() };
     let to: Arc<[_]> = to.into_iter().map(end).collect();
     let wires = |(rank, from)| -> Box<dyn Transport> {
         let rank = Rank::new(rank);
@@ -42,8 +42,8 @@ pub(crate) fn wires(size: usize) -> Vec<Box<dyn Transport>> {
 }
 
 impl Transport for Wires {
-    fn send(&mut self, to: &[Rank], message: &Arc<Message>) -> Result<(), TransportError> {
-        for End { sender, waker } in to.iter().map(|to| &self.to[to.index()]) {
+    fn send(&mut self, to: &[Rank], message: &Arc<RankMessage>) -> Result<(), TransportError> {
+        for WireEnd { sender, waker } in to.iter().map(|to| &self.to[to.index()]) {
             // A rank that has left receives nothing any more.
             let _ = sender.send((self.rank, Arc::clone(message)));
             if let Some(waker) = waker.get() {

@@ -39,7 +39,7 @@ fn total(all: &[Vec<(Descriptor, u64)>]) -> u128 {
         calls
             .iter()
             .for_each(|(call, signature)| drop(rolling.note(&Arc::new(call.clone()), *signature)));
-        rolling.word([Membership { group: base().group, slot, size: all.len() }])
+        rolling.word([GroupMembership { group: base().group, slot, size: all.len() }])
     };
     all.iter().enumerate().map(word).fold(0, u128::wrapping_add)
 }
@@ -150,10 +150,10 @@ fn what_is_adopted_makes_hashes_equal_again() {
 fn nothing_issued_and_groups_of_one_have_the_word_0() {
     let rolling = Rolling::default();
     let group = base().group;
-    assert_eq!(rolling.word([Membership { group, slot: 0, size: 2 }]), 0);
+    assert_eq!(rolling.word([GroupMembership { group, slot: 0, size: 2 }]), 0);
     rolling.note(&Arc::new(base()), 0);
-    assert_eq!(rolling.word([Membership { group, slot: 0, size: 1 }]), 0);
-    assert_ne!(rolling.word([Membership { group, slot: 0, size: 2 }]), 0);
+    assert_eq!(rolling.word([GroupMembership { group, slot: 0, size: 1 }]), 0);
+    assert_ne!(rolling.word([GroupMembership { group, slot: 0, size: 2 }]), 0);
 }
 
 /// Groups of some sizes; calls of each; and a member of one of them that leaves out, repeats or
@@ -173,7 +173,7 @@ proptest! {
         let size = groups.iter().map(|(size, _)| *size).max().unwrap_or(1);
         let ranks: Vec<Rolling> = (0..size).map(|_| Rolling::default()).collect();
         let id = |group: usize| GroupId::from_hash(77 + group as u64);
-        let mut memberships: HashMap<usize, Vec<Membership>> = HashMap::new();
+        let mut memberships: HashMap<usize, Vec<GroupMembership>> = HashMap::new();
         let mut disagree = false;
         for (group, (size, calls)) in groups.iter().enumerate() {
             for (slot, rank) in ranks.iter().enumerate().take(*size) {
@@ -192,7 +192,7 @@ proptest! {
                     let call = Descriptor { group: id(group), sequence, ..base() };
                     rank.note(&Arc::new(call), 0);
                 }
-                let membership = Membership { group: id(group), slot, size: *size };
+                let membership = GroupMembership { group: id(group), slot, size: *size };
                 memberships.entry(slot).or_default().push(membership);
             }
         }

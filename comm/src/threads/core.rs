@@ -13,12 +13,12 @@ use hsdp_sharding::Rank;
 use super::wait::Ticket;
 use super::work::{Queue, Running, WorkPanic};
 use crate::engine::judge::{self, JudgeFinding, Look, waiting_for_each_other};
-use crate::engine::{Arrivals, Arrived, Key, Operation, Record, Status, WorldState};
+use crate::engine::{Arrivals, Arrived, EarlyEnds, Key, Record, SharedOperation, WorldState};
 use crate::execute::Work;
 use crate::options::WorldOptions;
 use crate::remote::Endpoint;
 use crate::site::Site;
-use crate::slow::Links;
+use crate::slow::SlowLinks;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::thread;
 use crate::{Descriptor, Error};
@@ -28,7 +28,7 @@ use crate::{Descriptor, Error};
 pub(crate) struct Core {
     pub(crate) state: Arc<WorldState>,
     pub(super) queue: CachePadded<Queue>,
-    pub(super) links: Links,
+    pub(super) links: SlowLinks,
     pub(super) cores: usize,
     /// The number of members that sleep.
     pub(super) sleepers: CachePadded<AtomicUsize>,
@@ -61,7 +61,7 @@ impl Core {
         Arc::new(Self {
             state: WorldState::new(size, options),
             queue: CachePadded::default(),
-            links: Links::default(),
+            links: SlowLinks::default(),
             cores: thread::available_parallelism().map_or(1, usize::from),
             sleepers: CachePadded::new(AtomicUsize::new(0)),
             endpoint: OnceLock::new(),
@@ -119,7 +119,7 @@ impl OwnRank {
         &self.core.state.options
     }
 
-    pub(crate) fn status(&self) -> &Arc<Status> {
+    pub(crate) fn status(&self) -> &Arc<EarlyEnds> {
         &self.core.state.status
     }
 }
@@ -139,7 +139,7 @@ impl Core {
         let flight = &member.own.record.flight;
         let operation = self.state.table.enter(key, || {
             self.admit(descriptor.epoch)?;
-            Ok(Arc::new(Operation::new(key, &site.ranks, self.state.origin)))
+            Ok(Arc::new(SharedOperation::new(key, &site.ranks, self.state.origin)))
         });
         let submitted = operation.and_then(|operation| {
             // Before it arrives: no rank sees the end sooner than it is in the records of all
@@ -167,7 +167,7 @@ impl Core {
     /// no memory with it.
     pub(crate) fn arrive<D: Send + 'static, W: Work>(
         self: &Arc<Self>,
-        operation: &Arc<Operation>,
+        operation: &Arc<SharedOperation>,
         slot: usize,
         descriptor: &Arc<Descriptor>,
         contribution: D,
@@ -197,7 +197,7 @@ impl Core {
     /// operation fails if the world is over.
     pub(crate) fn gather_again<D: Send + 'static>(
         &self,
-        operation: &Arc<Operation>,
+        operation: &Arc<SharedOperation>,
         slot: usize,
         descriptor: &Arc<Descriptor>,
         contribution: D,
@@ -216,7 +216,7 @@ impl Core {
     /// which ends the world.
     fn assemble<W: Work>(
         &self,
-        operation: &Arc<Operation>,
+        operation: &Arc<SharedOperation>,
         descriptor: &Arc<Descriptor>,
         arrivals: Arrivals,
         work: impl FnOnce() -> Result<W, String>,
@@ -265,7 +265,7 @@ impl Core {
     }
 
     /// The rank that keeps `operation` from ending: JUDGE.md.
-    pub(super) fn culprit(&self, waiter: Rank, operation: &Arc<Operation>) -> Option<Rank> {
+    pub(super) fn culprit(&self, waiter: Rank, operation: &Arc<SharedOperation>) -> Option<Rank> {
         let wait = operation.wait_of(waiter);
         let look = judge::reached(slice::from_ref(&wait), |rank| self.state.rank_state(rank));
         judge::culprit(&look, waiter, &wait)

@@ -7,9 +7,9 @@ use hsdp_sharding::Rank;
 use super::core::Core;
 use super::work::WorkPanic;
 use crate::engine::judge::{MemberWait, WaitKey};
-use crate::engine::{Arrivals, Attendance, Difference, Operation};
+use crate::engine::{Arrivals, Attendance, Difference, SharedOperation};
 use crate::mismatch::{Mismatch, MismatchRow, Wanted};
-use crate::{AbortReason, Descriptor, Error};
+use crate::{AbortReason, Descriptor, Error, WorldError};
 
 /// The rank that keeps an operation from ending, if one does; or the rank whose comparer is silent.
 type Judged = Result<Option<Rank>, Rank>;
@@ -32,7 +32,7 @@ impl Core {
     ) -> Error {
         match rank {
             Some(rank) => self.state.ended_by(rank, reason),
-            None => Error::WorkFailed { operation: Arc::clone(operation), reason },
+            None => WorldError::WorkFailed { operation: Arc::clone(operation), reason }.into(),
         }
     }
 
@@ -48,7 +48,7 @@ impl Core {
     }
 
     /// An operation fails with the end of the world, now or when it is known.
-    pub(crate) fn fail_at_end(&self, operation: &Arc<Operation>) {
+    pub(crate) fn fail_at_end(&self, operation: &Arc<SharedOperation>) {
         match (self.state.status.world_end(), self.endpoint()) {
             (Some(end), _) => operation.fail(&end),
             (None, Some(endpoint)) => endpoint.doom(Arc::clone(operation)),
@@ -93,7 +93,7 @@ impl Core {
     /// has left.
     pub(super) fn end_if_missing_left(
         &self,
-        operation: &Operation,
+        operation: &SharedOperation,
         awaited: &Arc<Descriptor>,
     ) -> Result<(), Error> {
         let left = |rank: &Rank| self.state.record(*rank).has_left();
@@ -111,7 +111,7 @@ impl Core {
     /// A member that has left is missing at an operation. That ends the world, or, if the epoch has
     /// ended before, only the operation: the thread that has announced the end of the epoch may not
     /// have come to this operation yet. Returns that end.
-    fn end_left(&self, rank: Rank, operation: &Operation, awaited: Arc<Descriptor>) -> Error {
+    fn end_left(&self, rank: Rank, operation: &SharedOperation, awaited: Arc<Descriptor>) -> Error {
         match self.state.status.check(awaited.epoch) {
             Ok(()) => self.end(self.state.ended_by(rank, AbortReason::Left { awaited })),
             Err(end) => {
@@ -122,7 +122,7 @@ impl Core {
     }
 
     /// Ends the world, and `operation` with it, because its work panicked.
-    pub(super) fn end_panicked(&self, operation: &Arc<Operation>, panic: WorkPanic) {
+    pub(super) fn end_panicked(&self, operation: &Arc<SharedOperation>, panic: WorkPanic) {
         let WorkPanic { descriptor, rank, message } = panic;
         let reason = AbortReason::Panicked { message };
         self.end(self.ended_in_work(rank, &descriptor, reason));
@@ -132,7 +132,7 @@ impl Core {
     /// Ends the world because two members of `operation` differ; the error of the operation.
     pub(super) fn end_difference(
         &self,
-        operation: &Arc<Operation>,
+        operation: &Arc<SharedOperation>,
         difference: Difference,
         descriptor: &Descriptor,
     ) -> Error {
@@ -152,7 +152,7 @@ impl Core {
     /// Ends the world, and `operation` with it, because its members differ.
     pub(super) fn end_mismatch(
         &self,
-        operation: &Arc<Operation>,
+        operation: &Arc<SharedOperation>,
         problem: String,
         wanted: Arrivals,
     ) -> Error {
@@ -164,8 +164,7 @@ impl Core {
             },
         };
         let rows = operation.ranks.iter().zip(wanted).map(row).collect();
-        let end =
-            self.end(Error::CollectiveMismatch { table: Arc::new(Mismatch { problem, rows }) });
+        let end = self.end(WorldError::Mismatch(Arc::new(Mismatch { problem, rows })).into());
         self.fail_at_end(operation);
         end
     }
@@ -175,7 +174,7 @@ impl Core {
     pub(super) fn end_late(
         &self,
         waiter: Rank,
-        operation: &Arc<Operation>,
+        operation: &Arc<SharedOperation>,
         descriptor: &Arc<Descriptor>,
     ) {
         if operation.is_settled() {
@@ -196,7 +195,12 @@ impl Core {
         };
         let awaited = Arc::clone(descriptor);
         let deadline = self.state.options.deadline;
-        let reason = AbortReason::Deadline { awaited, deadline, arrived, missing };
+        let reason = AbortReason::Deadline {
+            awaited,
+            deadline,
+            arrived: arrived.into(),
+            missing: missing.into(),
+        };
         self.end(self.ended_in_work(culprit, descriptor, reason));
         if working {
             self.fail_at_end(operation);
@@ -209,7 +213,7 @@ impl Core {
     fn judge_late(
         &self,
         waiter: Rank,
-        operation: &Arc<Operation>,
+        operation: &Arc<SharedOperation>,
         descriptor: &Arc<Descriptor>,
     ) -> Option<(Option<Attendance>, Judged)> {
         let attendance = operation.attendance();
@@ -239,10 +243,15 @@ impl Core {
         };
         let is_there = |rank: &Rank| Some(*rank) != culprit;
         let members = wait.missing.iter().chain([&rank]).copied();
-        let (arrived, missing) = members.partition(is_there);
+        let (arrived, missing): (Vec<_>, Vec<_>) = members.partition(is_there);
         let awaited = Arc::clone(&wait.operation);
         let deadline = self.state.options.deadline;
-        let reason = AbortReason::Deadline { awaited, deadline, arrived, missing };
+        let reason = AbortReason::Deadline {
+            awaited,
+            deadline,
+            arrived: arrived.into(),
+            missing: missing.into(),
+        };
         self.end(self.ended_in_work(culprit, &wait.operation, reason));
     }
 }

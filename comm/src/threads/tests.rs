@@ -9,7 +9,9 @@ use hsdp_sharding::{DType, Rank};
 
 use super::core::Core;
 use super::work::AnyWork;
-use crate::engine::{Alarm, Arrived, Clock, Difference, Key, Operation, Outputs, Status, from_now};
+use crate::engine::{
+    Alarm, Arrived, Difference, EarlyEnds, Key, Outputs, SharedOperation, WaitClock, from_now,
+};
 use crate::execute::{Meter, Work};
 use crate::sync::atomic::Ordering;
 use crate::{Channel, Counts, Descriptor, Error, GroupId, Op, Tag, WorldOptions};
@@ -35,12 +37,12 @@ fn descriptor(epoch: u64, count: usize) -> Arc<Descriptor> {
     })
 }
 
-fn operation() -> Operation {
-    Operation::new(Key::from(&*descriptor(0, 0)), &ranks(), Origin::now())
+fn operation() -> SharedOperation {
+    SharedOperation::new(Key::from(&*descriptor(0, 0)), &ranks(), Origin::now())
 }
 
 /// A member arrives, says that it brings so many elements, and brings ten times its slot.
-fn arrive(operation: &Operation, slot: usize, count: usize) -> Arrived<usize> {
+fn arrive(operation: &SharedOperation, slot: usize, count: usize) -> Arrived<usize> {
     operation.arrive(slot, &descriptor(0, count), slot * 10)
 }
 
@@ -68,12 +70,12 @@ impl Work for Listing {
 }
 
 /// The output that a member takes.
-fn taken(operation: &Operation, slot: usize) -> Result<(Vec<usize>, usize), Error> {
+fn taken(operation: &SharedOperation, slot: usize) -> Result<(Vec<usize>, usize), Error> {
     operation.take(slot)
 }
 
 /// The last member has arrived: does the work.
-fn complete(operation: &Operation, arrived: Arrived<usize>) {
+fn complete(operation: &SharedOperation, arrived: Arrived<usize>) {
     let Arrived::Last(data_header, _) = arrived else { panic!("all are there") };
     operation.succeed(AnyWork::finish(Box::new(Listing { data_header })), None);
 }
@@ -103,8 +105,9 @@ fn the_last_member_gets_all_contributions_in_slot_order() {
 
 #[test]
 fn the_first_that_arrives_says_what_work_it_is() {
-    let come =
-        |operation: &Operation, slot, count| operation.arrive(slot, &descriptor(0, count), 5_u8);
+    let come = |operation: &SharedOperation, slot, count| {
+        operation.arrive(slot, &descriptor(0, count), 5_u8)
+    };
     let differing = operation();
     assert!(matches!(arrive(&differing, 2, 5), Arrived::Waiting));
     assert!(matches!(come(&differing, 1, 6), Arrived::Differs(Difference::Descriptor)));
@@ -144,7 +147,7 @@ fn a_member_that_comes_to_a_failed_operation_is_refused() {
 }
 
 /// The counts that members want, by slot.
-fn counts(operation: &Operation) -> Vec<Option<usize>> {
+fn counts(operation: &SharedOperation) -> Vec<Option<usize>> {
     let wanted = operation.wanted().expect("members are gathering");
     wanted.iter().map(|it| it.as_ref().map(|it| it.counts.total())).collect()
 }
@@ -181,7 +184,7 @@ fn a_member_that_comes_after_others_that_disagree_is_told_so_too_and_never_the_l
 
 #[test]
 fn the_first_end_wins_and_old_ones_are_forgotten() {
-    let status = Status::default();
+    let status = EarlyEnds::default();
     assert_eq!(status.check(0), Ok(()));
     assert_eq!(status.end_epoch(0, aborted(1)), aborted(1));
     assert_eq!(status.end_epoch(0, aborted(2)), aborted(1));
@@ -200,7 +203,7 @@ fn the_first_end_wins_and_old_ones_are_forgotten() {
 
 #[test]
 fn how_an_old_epoch_ended_never_comes_back() {
-    let status = Status::default();
+    let status = EarlyEnds::default();
     status.end_epoch(0, aborted(1));
     status.end_epoch(1, aborted(2));
     // Two ranks forget at once, the one that looked first comes last.
@@ -226,7 +229,7 @@ fn a_moment_of_any_distance_can_be_named() {
     let ever = Duration::MAX;
     assert!(from_now(second) > Instant::now());
     assert!(from_now(ever) > from_now(second));
-    let due = |late, deadline| Clock::start(&options(late, deadline)).alarm();
+    let due = |late, deadline| WaitClock::start(&options(late, deadline)).alarm();
     assert_eq!(due(ever, ever), due(second, ever), "a thread that waits looks now and then");
     let soon = Duration::from_millis(100);
     assert!(matches!(due(soon, ever), Alarm::None(left) if left <= soon));
@@ -244,19 +247,19 @@ fn an_alarm_rings_again_when_its_period_has_passed_once_more() {
         deadline: ever,
         ..WorldOptions::default()
     };
-    let next = |clock: &mut Clock| loop {
+    let next = |clock: &mut WaitClock| loop {
         match clock.alarm() {
             Alarm::None(left) => assert!(left <= soon),
             alarm => break (alarm, clock.waited()),
         }
     };
-    let mut clock = Clock::start(&options(soon, ever));
+    let mut clock = WaitClock::start(&options(soon, ever));
     for periods in 1..4 {
         let (alarm, waited) = next(&mut clock);
         let Alarm::Late(lateness) = alarm else { panic!("{alarm:?}") };
         assert!(soon * periods <= lateness && lateness <= waited);
     }
-    let mut clock = Clock::start(&options(ever, soon));
+    let mut clock = WaitClock::start(&options(ever, soon));
     for periods in 1..4 {
         let (alarm, waited) = next(&mut clock);
         assert!(alarm == Alarm::Circle && soon * periods <= waited);
@@ -268,7 +271,7 @@ fn core() -> Arc<Core> {
     Core::new(3, WorldOptions::default())
 }
 
-fn gathering(arrived: &[usize]) -> Arc<Operation> {
+fn gathering(arrived: &[usize]) -> Arc<SharedOperation> {
     let operation = operation();
     for slot in arrived {
         assert!(matches!(arrive(&operation, *slot, 5), Arrived::Waiting));
@@ -276,7 +279,7 @@ fn gathering(arrived: &[usize]) -> Arc<Operation> {
     Arc::new(operation)
 }
 
-fn culprit(core: &Core, operation: &Arc<Operation>) -> Option<usize> {
+fn culprit(core: &Core, operation: &Arc<SharedOperation>) -> Option<usize> {
     let waiter = operation.attendance().map_or(Rank::new(0), |there| there.arrived[0]);
     core.culprit(waiter, operation).map(Rank::index)
 }

@@ -9,16 +9,16 @@ use hsdp_sharding::Rank;
 use super::core::{Core, MemberCall, OwnRank};
 use super::work::in_work;
 use crate::engine::judge::WaitKey;
-use crate::engine::{Alarm, Clock, Operation, from_now};
+use crate::engine::{Alarm, SharedOperation, WaitClock, from_now};
 use crate::remote::Urgency;
 use crate::sync::{hint, thread};
-use crate::{Descriptor, Error};
+use crate::{CallError, Descriptor, Error};
 use hsdp_flight::EntryNumber;
 
 /// A member's claim on its output of one operation.
 pub(crate) struct Ticket {
     own: Arc<OwnRank>,
-    operation: Arc<Operation>,
+    operation: Arc<SharedOperation>,
     descriptor: Arc<Descriptor>,
     slot: usize,
     entry: EntryNumber,
@@ -27,7 +27,7 @@ pub(crate) struct Ticket {
 impl Ticket {
     pub(super) fn new(
         member: MemberCall<'_>,
-        operation: Arc<Operation>,
+        operation: Arc<SharedOperation>,
         descriptor: Arc<Descriptor>,
     ) -> Self {
         let MemberCall { own, site, entry } = member;
@@ -38,7 +38,7 @@ impl Ticket {
         self.operation.is_settled()
     }
 
-    pub(crate) fn operation(&self) -> &Arc<Operation> {
+    pub(crate) fn operation(&self) -> &Arc<SharedOperation> {
         &self.operation
     }
 
@@ -49,7 +49,7 @@ impl Ticket {
     /// Waits until the operation is settled, by completion, deadline or abort.
     pub(crate) fn wait<O: 'static>(self) -> Result<O, Error> {
         if in_work() {
-            return Err(Error::Reentrant { op: self.descriptor.op, rank: self.own.rank });
+            return Err(CallError::Reentrant { op: self.descriptor.op, rank: self.own.rank }.into());
         }
         if !self.is_settled() {
             self.own.record.flight.wait(self.entry);
@@ -67,7 +67,7 @@ impl Ticket {
 
     fn until_settled(&self) {
         let mut wakefulness = Wakefulness::of(&self.own.core);
-        let mut clock = Clock::start(self.own.options());
+        let mut clock = WaitClock::start(self.own.options());
         let mut late = Vec::new();
         let _blocked = self.own.record.block_on(&self.operation);
         while !self.operation.is_settled() {
@@ -112,7 +112,7 @@ impl Ticket {
     }
 
     /// Does some work, stays awake for a moment, or sleeps for at most `rest`.
-    fn help_or_rest(&self, clock: &mut Clock, wakefulness: &mut Wakefulness, rest: Duration) {
+    fn help_or_rest(&self, clock: &mut WaitClock, wakefulness: &mut Wakefulness, rest: Duration) {
         if let Some(running) = self.own.core.queue.pick(&self.operation) {
             self.own.core.help(running, Some(&self.operation));
             clock.has_worked();

@@ -20,7 +20,7 @@ use tracing::Span;
 
 use super::core::Core;
 use crate::Descriptor;
-use crate::engine::{Operation, discard, from_now, panic_message};
+use crate::engine::{SharedOperation, discard, from_now, panic_message};
 use crate::execute::{Meter, NextRound, Work};
 use crate::options::Workers;
 use crate::sync::atomic::{AtomicUsize, Ordering};
@@ -33,7 +33,7 @@ thread_local! {
 
 /// For hsdp: whether this thread is in the work of an operation, in which it reads lent gradients.
 /// There it can issue no operation, and wait for none
-/// ([`Error::Reentrant`](crate::Error::Reentrant)).
+/// ([`CallError::Reentrant`](crate::CallError)).
 #[doc(hidden)]
 #[must_use]
 pub fn in_work() -> bool {
@@ -108,7 +108,7 @@ impl<W: Work> AnyWork for W {
 
 /// An operation whose members have all arrived, and its work.
 pub(super) struct Running {
-    pub(super) operation: Arc<Operation>,
+    pub(super) operation: Arc<SharedOperation>,
     pub(super) descriptor: Arc<Descriptor>,
     pub(super) work: Box<dyn AnyWork>,
     pub(super) blocks: usize,
@@ -220,7 +220,7 @@ impl Queue {
     /// Work for a member that waits for `own`: that, if it is here, or else the oldest that calls
     /// no code of users, which may hang. Workers do that of other operations: there are some, or
     /// nothing is queued.
-    pub(super) fn pick(&self, own: &Arc<Operation>) -> Option<Arc<Queued>> {
+    pub(super) fn pick(&self, own: &Arc<SharedOperation>) -> Option<Arc<Queued>> {
         if self.length.load(Ordering::Acquire) == 0 {
             return None;
         }
@@ -290,10 +290,10 @@ impl Queue {
     }
 }
 
-/// A worker's last word, however it ends.
-struct LastWord(Arc<Core>);
+/// Counts the end of a worker, however it ends.
+struct WorkerEnd(Arc<Core>);
 
-impl Drop for LastWord {
+impl Drop for WorkerEnd {
     fn drop(&mut self) {
         let queue = &self.0.queue;
         queue.entries.lock().ended += 1;
@@ -304,7 +304,7 @@ impl Drop for LastWord {
 fn start_worker(core: &Arc<Core>, index: usize) -> io::Result<JoinHandle<()>> {
     let core = Arc::clone(core);
     let work = move || {
-        let LastWord(core) = &LastWord(core);
+        let WorkerEnd(core) = &WorkerEnd(core);
         while let Some(queued) = core.queue.next() {
             core.help(queued, None);
         }
@@ -402,13 +402,13 @@ impl Core {
     }
 
     /// Whether there is a core that no rank uses, and a member that sleeps for this very operation.
-    fn has_helpers(&self, operation: &Operation) -> bool {
+    fn has_helpers(&self, operation: &SharedOperation) -> bool {
         let awake = self.state.records.len() - self.sleepers.load(Ordering::Relaxed);
         awake < self.cores && operation.has_sleepers()
     }
 
     /// Has a member sleep until its operation changes, or `moment` comes.
-    pub(super) fn sleep_on(&self, operation: &Operation, moment: Instant) {
+    pub(super) fn sleep_on(&self, operation: &SharedOperation, moment: Instant) {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         operation.sleep_until(moment);
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
@@ -448,11 +448,11 @@ impl Core {
     }
 
     /// Runs blocks of `queued` until none is left to claim, or `own` is settled.
-    pub(super) fn help(&self, queued: Arc<Queued>, own: Option<&Operation>) {
+    pub(super) fn help(&self, queued: Arc<Queued>, own: Option<&SharedOperation>) {
         let running = &queued.running;
         let span = running.span();
         let _entered = span.enter();
-        while !own.is_some_and(Operation::is_settled) {
+        while !own.is_some_and(SharedOperation::is_settled) {
             let Some(blocks) = queued.unclaimed.claim() else {
                 self.queue.remove(&queued);
                 break;

@@ -2,6 +2,7 @@ use std::thread;
 
 use super::*;
 use crate::FaultKind;
+use crate::SetupError::Incomplete;
 
 /// The result of each process of a job. Each asks for a size, and has its own options.
 fn made(asked: &[(usize, WorldOptions)]) -> Vec<Result<Option<World>, Error>> {
@@ -92,7 +93,7 @@ fn a_process_that_does_not_come_is_missed_by_name_and_its_world_is_over() {
     let second = wires.next().expect("three");
     let asked = Asked { size: 2, processes: 3 };
     let alone = World::by(2, Rank::new(0), asked, options.clone(), first);
-    let missed = Error::Incomplete { deadline, arrived: vec![0], missing: vec![1, 2] };
+    let missed = Error::Setup(Incomplete { deadline, arrived: vec![0], missing: vec![1, 2] });
     assert_eq!(alone.greet(), Err(missed.clone()));
     assert_eq!(alone.end(), Some(missed.clone()));
     // One that comes too late is told the same.

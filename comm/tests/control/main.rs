@@ -16,6 +16,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::outcomes;
+use hsdp_comm::CallError::BadRank;
+use hsdp_comm::SetupError::Incomplete;
 use hsdp_comm::control::{Job, Joined};
 use hsdp_comm::{Channel, Error, Group, RankFailure, Reduction, Tag, World, WorldOptions};
 use hsdp_control::{Job as Name, Membership, Options, Rank, Secret, Server, Terms};
@@ -223,7 +225,7 @@ fn other_sizes_are_refused_at_once_on_all_processes() {
     }
     assert!(began.elapsed() < DEADLINE / 2, "after {:?}", began.elapsed());
     for refused in asking(&[3, 3]) {
-        assert!(matches!(refused, Err(Error::BadRank { size: 2, .. })), "{refused:?}");
+        assert!(matches!(refused, Err(Error::Call(BadRank { size: 2, .. }))), "{refused:?}");
     }
 }
 
@@ -234,8 +236,8 @@ fn a_process_that_does_not_come_to_a_world_is_not_waited_for_twice() {
     let first = jobs.pop().expect("rank 0");
     let deadline = Duration::from_millis(100);
     let missed = first.world(2, WorldOptions { deadline, ..options() }).map(drop);
-    let expected = Error::Incomplete { deadline, arrived: vec![0], missing: vec![1] };
-    assert_eq!(missed, Err(expected));
+    let expected = Incomplete { deadline, arrived: vec![0], missing: vec![1] };
+    assert_eq!(missed, Err(expected.into()));
     let began = Instant::now();
     drop(first);
     assert!(began.elapsed() < DEADLINE / 2, "after {:?}", began.elapsed());

@@ -3,7 +3,8 @@
 //! Whatever the bytes are, an error is the worst that may happen. What is taken is written again with the same bytes, so nothing of it was lost,
 //! and nothing has two forms; and memory is taken for what has come.
 
-use hsdp_comm::fuzzing::{self, Header, Kind};
+use hsdp_comm::WorldError::Aborted;
+use hsdp_comm::fuzzing::{self, Header, MessageKind};
 use hsdp_comm::{AbortReason, Error};
 use hsdp_kernels::memory::{self, Category, CountingAllocator};
 use hsdp_sharding::Rank;
@@ -31,38 +32,38 @@ pub(crate) fn message(input: &[u8]) {
 
 /// The hello of a rank, or the welcome of process 0.
 pub(crate) fn hello(input: &[u8]) {
-    header(Kind::Hello, input);
-    header(Kind::Welcome, input);
+    header(MessageKind::Hello, input);
+    header(MessageKind::Welcome, input);
 }
 
 /// The header of a data message.
 pub(crate) fn data(input: &[u8]) {
-    header(Kind::Data, input);
+    header(MessageKind::Data, input);
 }
 
 /// The messages to and from the comparer.
 pub(crate) fn compare(input: &[u8]) {
-    header(Kind::Compare, input);
+    header(MessageKind::Compare, input);
 }
 
 /// The last state of a rank.
 pub(crate) fn left(input: &[u8]) {
-    header(Kind::Left, input);
+    header(MessageKind::Left, input);
 }
 
 /// The calls of NCCL of a rank in an epoch that is over.
 pub(crate) fn drain(input: &[u8]) {
-    header(Kind::Drain, input);
+    header(MessageKind::Drain, input);
 }
 
 /// How a step or the world ended.
 pub(crate) fn end(input: &[u8]) {
-    header(Kind::Stop, input);
+    header(MessageKind::Stop, input);
 }
 
 /// The ranks whose contributions to an exchange follow.
 pub(crate) fn exchange(input: &[u8]) {
-    header(Kind::Exchange, input);
+    header(MessageKind::Exchange, input);
 }
 
 /// These bytes, where they are long enough to be a message, with a magic and a check that are right. Written from `REMOTE.md`.
@@ -89,7 +90,7 @@ fn whole(bytes: &[u8]) {
     header(message.kind(), message.header());
 }
 
-fn header(kind: Kind, bytes: &[u8]) {
+fn header(kind: MessageKind, bytes: &[u8]) {
     let Ok(said) = frugally(bytes, || Header::read(kind, bytes)) else { return };
     assert!(!said.to_string().is_empty());
     let again = said.bytes();
@@ -105,7 +106,9 @@ fn header(kind: Kind, bytes: &[u8]) {
 
 /// An end that is passed on as a text.
 fn is_a_text(error: &Error) -> bool {
-    let Error::WorldAborted { step: 0, operation: None, reason, .. } = error else { return false };
+    let Error::World(Aborted { step: 0, operation: None, reason, .. }) = error else {
+        return false;
+    };
     matches!(reason, AbortReason::Requested { .. })
 }
 

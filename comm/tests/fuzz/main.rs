@@ -4,7 +4,7 @@
 mod corpus;
 mod inputs;
 
-use hsdp_comm::fuzzing::{self, Header, Kind};
+use hsdp_comm::fuzzing::{self, Header, MessageKind};
 use hsdp_kernels::memory;
 
 #[test]
@@ -52,13 +52,13 @@ fn the_corpora_have_what_is_taken_and_what_is_refused() {
     let message = |input: &[u8]| fuzzing::read(&inputs::sealed(input)).is_ok();
     assert_eq!(corpus::taken("message", message), (12, 29));
     let said = |kind| move |input: &[u8]| Header::read(kind, input).is_ok();
-    assert_eq!(corpus::taken("hello", said(Kind::Hello)), (6, 13));
-    assert_eq!(corpus::taken("data", said(Kind::Data)), (8, 24));
-    assert_eq!(corpus::taken("compare", said(Kind::Compare)), (9, 17));
-    assert_eq!(corpus::taken("left", said(Kind::Left)), (5, 14));
-    assert_eq!(corpus::taken("drain", said(Kind::Drain)), (5, 11));
-    assert_eq!(corpus::taken("end", said(Kind::End)), (15, 22));
-    assert_eq!(corpus::taken("exchange", said(Kind::Exchange)), (4, 9));
+    assert_eq!(corpus::taken("hello", said(MessageKind::Hello)), (6, 13));
+    assert_eq!(corpus::taken("data", said(MessageKind::Data)), (8, 24));
+    assert_eq!(corpus::taken("compare", said(MessageKind::Compare)), (9, 17));
+    assert_eq!(corpus::taken("left", said(MessageKind::Left)), (5, 14));
+    assert_eq!(corpus::taken("drain", said(MessageKind::Drain)), (5, 11));
+    assert_eq!(corpus::taken("end", said(MessageKind::End)), (15, 22));
+    assert_eq!(corpus::taken("exchange", said(MessageKind::Exchange)), (4, 9));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use hsdp_comm::WorldError::Mismatch;
 use hsdp_comm::{Channel, Error, Pending, Tag, World, WorldOptions};
 use hsdp_sharding::Rank;
 use shuttle::thread;
@@ -30,7 +31,7 @@ fn two_ranks_that_are_stuck_are_told_so() {
             settled(barrier(&world, channel)).expect_err("none of them goes on")
         });
         assert_eq!(ends[0], ends[1]);
-        assert!(matches!(ends[0], Error::CollectiveMismatch { .. }), "{}", ends[0]);
+        assert!(matches!(ends[0], Error::World(Mismatch(..))), "{}", ends[0]);
     });
 }
 
@@ -42,7 +43,7 @@ fn three_ranks_that_wait_around_a_ring_are_told_so() {
             settled(between(&world, pair)).expect_err("none of them goes on")
         });
         assert!(ends.iter().all(|end| *end == ends[0]), "{ends:?}");
-        assert!(matches!(ends[0], Error::CollectiveMismatch { .. }), "{}", ends[0]);
+        assert!(matches!(ends[0], Error::World(Mismatch(..))), "{}", ends[0]);
     });
 }
 

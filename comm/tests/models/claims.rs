@@ -5,6 +5,7 @@ use std::sync::Arc;
 // Not the model checker's: they only count what happened, and are no point at which another thread may go on.
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use hsdp_comm::WorldError::{Aborted, WorkFailed};
 use hsdp_comm::{AbortReason, Error, Reduced, World, WorldOptions};
 use shuttle::thread;
 
@@ -161,7 +162,7 @@ fn a_deadline_passes_while_a_claim_is_run() {
         let reads = seen.reads();
         match one_end(outcomes) {
             None => assert_eq!(reads, [BLOCKS; 2]),
-            Some(Error::WorldAborted { reason, .. } | Error::WorkFailed { reason, .. }) => {
+            Some(Error::World(Aborted { reason, .. } | WorkFailed { reason, .. })) => {
                 assert!(matches!(reason, AbortReason::Deadline { .. }), "{reason}");
                 assert!(reads[0] == reads[1] && reads[0] <= BLOCKS, "{reads:?}");
             }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use hsdp_comm::CallError::Injected;
+use hsdp_comm::WorldError::{Aborted, Mismatch, WorkFailed};
 use hsdp_comm::{
     AbortReason, Channel, Error, Fault, FaultKind, Pending, Reduction, Tag, World, WorldOptions,
 };
@@ -118,7 +120,7 @@ fn members_that_disagree_get_one_table() {
     schedules(|| {
         let ends = disagree(&World::local(3, options(0)));
         assert!(ends.iter().all(|end| *end == ends[0]), "{ends:?}");
-        assert!(matches!(ends[0], Error::CollectiveMismatch { .. }), "{}", ends[0]);
+        assert!(matches!(ends[0], Error::World(Mismatch(..))), "{}", ends[0]);
     });
 }
 
@@ -156,8 +158,7 @@ fn a_deadline_passes_while_blocks_are_run() {
         let outcomes = run(&worlds, |world| settled(ones(&user(&world), LARGE)));
         assert_alike(&outcomes, &sum_of_ones(2, LARGE));
         if let Err(end) = &outcomes[0] {
-            let (Error::WorldAborted { reason, .. } | Error::WorkFailed { reason, .. }) = end
-            else {
+            let Error::World(Aborted { reason, .. } | WorkFailed { reason, .. }) = end else {
                 panic!("{end}")
             };
             assert!(matches!(reason, AbortReason::Deadline { .. }), "{end}");
@@ -196,6 +197,6 @@ fn a_rank_that_is_frozen_goes_on_when_all_others_have_left() {
         let ends = run_alone(with_a_frozen_rank(), |world| {
             (world.rank().index() == 0).then(|| control(&world))
         });
-        assert!(matches!(&ends[0], Some(Err(Error::Injected { .. }))), "{ends:?}");
+        assert!(matches!(&ends[0], Some(Err(Error::Call(Injected { .. })))), "{ends:?}");
     });
 }

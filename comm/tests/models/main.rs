@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use hsdp_comm::WorldError::Aborted;
 use hsdp_comm::{
     AbortReason, Channel, Error, Group, Pending, Reduction, Tag, Workers, World, WorldOptions,
 };
@@ -99,5 +100,5 @@ fn assert_alike(outcomes: &[Result<Vec<f32>, Error>], sum: &[f32]) {
 /// Whether a world ended because `rank` left it.
 fn is_left_by(rank: usize, end: &Error) -> bool {
     let rank = Rank::new(rank);
-    matches!(end, Error::WorldAborted { rank: it, reason: AbortReason::Left { .. }, .. } if *it == rank)
+    matches!(end, Error::World(Aborted { rank: it, reason: AbortReason::Left { .. }, .. }) if *it == rank)
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use hsdp_comm::SetupError::{DuplicateRank, Incomplete, WorldSize};
 use hsdp_comm::{Error, Rendezvous, World, WorldOptions};
 use hsdp_sharding::Rank;
 use shuttle::thread;
@@ -43,7 +44,7 @@ fn all_that_come_have_a_world() {
 fn one_that_was_told_another_size_is_the_end_for_all() {
     all_schedules(20_000, || {
         let outcomes = come(Rendezvous::new(3, options(0)), [(0, 3), (1, 2), (2, 3)]);
-        let expected = Error::WorldSize { rank: Rank::new(1), size: 3, told: 2 };
+        let expected = WorldSize { rank: Rank::new(1), size: 3, told: 2 }.into();
         assert!(outcomes.iter().all(|it| it.as_ref().err() == Some(&expected)), "{outcomes:?}");
     });
 }
@@ -54,7 +55,8 @@ fn one_of_two_claimants_is_refused_and_nobody_else() {
         let outcomes = come(Rendezvous::new(2, options(0)), [(0, 2), (1, 2), (1, 2)]);
         assert!(outcomes[0].is_ok(), "{outcomes:?}");
         let claimants = &outcomes[1..];
-        let refused = |it: &&Result<World, Error>| matches!(it, Err(Error::DuplicateRank { .. }));
+        let refused =
+            |it: &&Result<World, Error>| matches!(it, Err(Error::Setup(DuplicateRank { .. })));
         assert_eq!(claimants.iter().filter(refused).count(), 1, "{outcomes:?}");
         assert_eq!(claimants.iter().filter(|it| it.is_ok()).count(), 1, "{outcomes:?}");
     });
@@ -67,6 +69,6 @@ fn all_that_came_in_time_have_a_world_or_none_has() {
         let outcomes = come(Rendezvous::new(3, options), [(0, 3), (1, 3), (2, 3)]);
         let first = outcomes[0].as_ref().err();
         assert!(outcomes.iter().all(|it| it.as_ref().err() == first), "{outcomes:?}");
-        assert!(first.is_none_or(|it| matches!(it, Error::Incomplete { .. })), "{first:?}");
+        assert!(first.is_none_or(|it| matches!(it, Error::Setup(Incomplete { .. }))), "{first:?}");
     });
 }

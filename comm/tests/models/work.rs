@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::panic::resume_unwind;
 use std::sync::{Arc, Weak};
 
+use hsdp_comm::CallError::Reentrant;
 use hsdp_comm::{Accumulator, Contribution, Error, Group, Pending, Reduced, Scaling, Tag, World};
 use hsdp_kernels::{Fold, GradientValues, Values, Wire};
 use hsdp_sharding::{Param, Unit, UnitLayout};
@@ -105,7 +106,7 @@ fn code_that_is_called_from_a_block_cannot_issue() {
             let inner = group.clone();
             let read = move || {
                 let refused = inner.barrier(Tag::default()).expect_err("it is in a block");
-                assert!(matches!(refused, Error::Reentrant { .. }), "{refused}");
+                assert!(matches!(refused, Error::Call(Reentrant { .. })), "{refused}");
             };
             settled(reduce(&group, LENT, read).0).expect("reduced").partial[0]
         });

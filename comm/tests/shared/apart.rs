@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
+use hsdp_comm::WorldError::Mismatch;
 use hsdp_comm::{
     Accumulator, Between, Channel, Contribution, Error, Group, LedgerSnapshot, Lent, Reduction,
     Scaling, StepFailure, Tag, World, WorldOptions,
@@ -354,7 +355,7 @@ fn ranks_that_wait_for_each_other_are_found_though_rank_0_has_left() {
     let ends = circle_of_two(options, drop, 0);
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     assert_eq!(ends[0], ends[1]);
-    let Error::CollectiveMismatch { table } = &ends[0] else { panic!("{}", ends[0]) };
+    let Error::World(Mismatch(table)) = &ends[0] else { panic!("{}", ends[0]) };
     assert_eq!(table.rows.iter().map(|row| row.rank.index()).collect::<Vec<_>>(), [1, 2]);
 }
 

@@ -4,6 +4,7 @@ use std::num::NonZeroU64;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use hsdp_comm::WorldError::WorkFailed;
 use hsdp_comm::{
     AbortReason, Channel, Error, FlightState, Group, Op, Pending, Reduction, SlowChannel, Tag,
     Workers, World, WorldOptions,
@@ -139,7 +140,7 @@ fn the_deadline_ends_what_takes_too_long() {
         let error = end.expect("no panic").expect_err("an hour is too long");
         let is_late = matches!(
             &error,
-            Error::WorkFailed { reason: AbortReason::Deadline { missing, .. }, .. } if missing.is_empty()
+            Error::World(WorkFailed { reason: AbortReason::Deadline { missing, .. }, .. }) if missing.is_empty()
         );
         assert!(is_late, "{error}");
     }

@@ -3,6 +3,8 @@
 
 use std::time::{Duration, Instant};
 
+use hsdp_comm::CallError::{BadRank, Refused};
+use hsdp_comm::WorldError::{Aborted, Mismatch};
 use hsdp_comm::{AbortReason, Between, Channel, Error, Op, World, WorldOptions};
 use hsdp_sharding::Rank;
 
@@ -92,7 +94,7 @@ fn a_value_of_more_than_a_mebibyte_is_refused_on_all_ranks_and_the_world_goes_on
 #[test]
 fn a_rank_that_is_not_in_the_world_hands_out_nothing() {
     for refused in run(2, Between::Memory, |world| world.broadcast(1, Rank::new(2))) {
-        assert_eq!(refused, Err(Error::BadRank { rank: Rank::new(2), size: 2 }));
+        assert_eq!(refused, Err(BadRank { rank: Rank::new(2), size: 2 }.into()));
     }
 }
 
@@ -103,7 +105,7 @@ fn a_value_of_another_type_is_refused_by_the_rank_that_asked_for_it() {
         _ => world.broadcast(String::new(), Rank::new(0)).map(|_| ()),
     });
     assert_eq!(read[0], Ok(()));
-    let Err(Error::Refused { op: Op::Broadcast, rank, problem }) = &read[1] else {
+    let Err(Error::Call(Refused { op: Op::Broadcast, rank, problem })) = &read[1] else {
         panic!("{read:?}")
     };
     assert_eq!(*rank, Rank::new(1));
@@ -117,7 +119,7 @@ fn ranks_that_name_different_ranks_all_get_the_table() {
             let from = Rank::new(usize::from(world.rank().index() == 2));
             world.broadcast(5, from)
         }) {
-            assert!(matches!(error, Err(Error::CollectiveMismatch { .. })), "{error:?}");
+            assert!(matches!(error, Err(Error::World(Mismatch(..)))), "{error:?}");
         }
     }
 }
@@ -137,7 +139,7 @@ fn a_rank_that_leaves_ends_the_wait_of_the_others() {
         });
         assert!(started.elapsed() < Duration::from_secs(10), "no rank waits for the deadline");
         for end in ends.into_iter().flatten() {
-            let Err(Error::WorldAborted { rank, operation, reason, .. }) = &end else {
+            let Err(Error::World(Aborted { rank, operation, reason, .. })) = &end else {
                 panic!("{end:?}")
             };
             assert_eq!(*rank, Rank::new(0));

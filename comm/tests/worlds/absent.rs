@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use hsdp_comm::CallError::Absent;
+use hsdp_comm::WorldError::Mismatch;
 use hsdp_comm::{Channel, Error, Group, Op, Pending, Reduction, Tag, World, WorldOptions};
 use hsdp_sharding::Rank;
 
@@ -120,7 +122,7 @@ fn every_other_collective_is_refused_on_those_that_call_it() {
         let before = world.ledger();
         for (op, call) in CALLS {
             let absent = vec![ABSENT];
-            assert_eq!(call(&group), Err(Error::Absent { op, rank, absent }));
+            assert_eq!(call(&group), Err(Absent { op, rank, absent }.into()));
         }
         assert_eq!(world.ledger(), before);
         Ok(())
@@ -133,7 +135,7 @@ fn an_absent_rank_is_refused_everything_of_users() {
         if world.rank() != ABSENT {
             return Ok(());
         }
-        let refused = |op| Err(Error::Absent { op, rank: ABSENT, absent: vec![ABSENT] });
+        let refused = |op| Err(Error::Call(Absent { op, rank: ABSENT, absent: vec![ABSENT] }));
         assert_eq!(barrier(world), refused(Op::Barrier));
         let alone = world.group(&[ABSENT], Channel::User)?;
         assert_eq!(settled(alone.barrier(tag())), refused(Op::Barrier));
@@ -197,7 +199,7 @@ fn ranks_that_were_told_different_things_do_not_wait_for_ever() {
     });
     for end in ends {
         let end = end.expect("no panic").expect_err("none of them goes on");
-        assert!(matches!(end, Error::CollectiveMismatch { .. }), "{end}");
+        assert!(matches!(end, Error::World(Mismatch(..))), "{end}");
     }
 }
 
@@ -207,6 +209,6 @@ fn where_ranks_are_only_counted_absence_is_the_same() {
     world.set_absent(&[ABSENT]);
     assert_eq!(barrier(&world), Ok(()));
     assert!(CALLS.iter().all(|(_, call)| {
-        matches!(call(&world.world_group(Channel::User)), Err(Error::Absent { .. }))
+        matches!(call(&world.world_group(Channel::User)), Err(Error::Call(Absent { .. })))
     }));
 }

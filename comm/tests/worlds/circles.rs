@@ -4,6 +4,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use hsdp_comm::WorldError::{Aborted, Mismatch};
 use hsdp_comm::{Channel, Error, Pending, Reduction, Stage, Tag, Wanted, World, WorldOptions};
 use hsdp_sharding::Rank;
 
@@ -38,7 +39,7 @@ fn circle(size: usize, rank: impl Fn(&World) -> Result<(), Error> + Sync) -> Vec
     assert!(started.elapsed() < PROMPTLY);
     let ends: Vec<Error> = ends.into_iter().map(|end| end.expect("no panic")).collect();
     assert!(ends.iter().all(|end| *end == ends[0]), "all ranks get one table: {ends:?}");
-    let Error::CollectiveMismatch { table } = &ends[0] else { panic!("{}", ends[0]) };
+    let Error::World(Mismatch(table)) = &ends[0] else { panic!("{}", ends[0]) };
     assert!(table.rows.iter().all(|row| matches!(row.wanted, Wanted::Waiting { .. })));
     assert!(ends[0].is_fatal());
     table.to_string().lines().map(|line| line.trim().to_owned()).collect()
@@ -236,6 +237,6 @@ fn circles_may_be_left_to_the_deadline() {
     });
     for end in ends {
         let end = end.expect("no panic").expect_err("none of them goes on");
-        assert!(matches!(end, Error::WorldAborted { .. }), "{end}");
+        assert!(matches!(end, Error::World(Aborted { .. })), "{end}");
     }
 }

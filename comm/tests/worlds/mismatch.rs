@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use hsdp_comm::WorldError::Mismatch;
 use hsdp_comm::{
     Accumulator, Channel, Contribution, Error, Group, ModelLabel, Pending, Reduction, Scaling,
     Stage, Tag, Wanted, WorldOptions,
@@ -222,7 +223,7 @@ fn the_table_says_where_a_missing_rank_was_last() {
         }
     });
     for end in ends {
-        let Ok(Error::CollectiveMismatch { table }) = end else { panic!("{end:?}") };
+        let Ok(Error::World(Mismatch(table))) = end else { panic!("{end:?}") };
         assert!(matches!(table.rows[0].wanted, Wanted::Arrived(_)));
         assert!(
             table.rows[2]

@@ -4,7 +4,9 @@
 use std::mem;
 use std::panic::Location;
 
-use hsdp_comm::{Channel, Error as CommError, Group, Lent, Mistake, Op, StepFailure, Tag, World};
+use hsdp_comm::{
+    CallError, Channel, Error as CommError, Group, Lent, Mistake, Op, StepFailure, Tag, World,
+};
 use hsdp_sharding::Rank;
 use parking_lot::Mutex;
 
@@ -73,13 +75,14 @@ impl Control {
         let most = |lengths: &[u64]| lengths.iter().copied().max().unwrap_or(0);
         let longest = self.exchange(tag, [mine.len() as u64], most)?;
         let send = || {
-            let words = padded(mine, longest).ok_or_else(|| CommError::OutOfMemory {
+            let words = padded(mine, longest).ok_or_else(|| CallError::OutOfMemory {
                 op: Op::Broadcast,
                 rank: self.world.rank(),
                 step: tag.step,
                 bytes: usize::try_from(longest).unwrap_or(usize::MAX),
                 what: format!("a text of rank {rank}"),
-            })?;
+            });
+            let words = words.map_err(CommError::from)?;
             Ok(self.group.broadcast(tag, rank.index(), words)?.wait()?)
         };
         between_steps(&self.world, tag.step, send).map(|words| text_of(&words))

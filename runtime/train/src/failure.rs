@@ -5,7 +5,7 @@ use std::fmt::{self, Display};
 use std::process::ExitCode;
 
 use hsdp::comm::Finding;
-use hsdp::{CommError, FlightRecord, Launched, explain};
+use hsdp::{CommError, FlightRecord, Launched, WorldError, explain};
 
 use crate::command_line::CommandLineError;
 use crate::file::FileError;
@@ -163,7 +163,7 @@ impl<E: Error + Send + Sync + 'static> From<E> for Failure {
             return Self::Input(text);
         }
         match cause(&error) {
-            Some(CommError::BadFault { .. }) => Self::Input(text),
+            Some(CommError::World(WorldError::BadFault { .. })) => Self::Input(text),
             Some(CommError::RankFailed(_)) | None => Self::Work(text),
             Some(_) => Self::Peer(text),
         }
@@ -212,7 +212,7 @@ mod tests {
     fn bad_fault() -> hsdp::Error {
         let fault = "rank 9".to_owned();
         let problem = "there are 2 ranks".to_owned();
-        hsdp::Error::Comm(CommError::BadFault { fault, problem })
+        hsdp::Error::Comm(WorldError::BadFault { fault, problem }.into())
     }
 
     #[test]

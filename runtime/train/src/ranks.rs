@@ -287,7 +287,7 @@ impl Ranks {
 #[cfg(any(feature = "mpi", feature = "nccl"))]
 fn no_world(error: hsdp::CommError) -> Failure {
     match error {
-        hsdp::CommError::ConfigMismatch { .. } => Failure::input(error),
+        hsdp::CommError::Setup(hsdp::SetupError::ConfigMismatch { .. }) => Failure::input(error),
         error => Failure::work(error).in_training(),
     }
 }
@@ -306,10 +306,14 @@ fn by_mpi(_: Duration) -> Result<JoinedRanks, Failure> {
 
 #[cfg(feature = "nccl")]
 fn by_nccl(deadline: Duration) -> Result<JoinedRanks, Failure> {
+    use hsdp::control::ArgumentError::Environment;
     use hsdp::control::ControlError;
+
     let joined = control::Job::from_env(deadline);
     joined.map(JoinedRanks::Nccl).map_err(|error| match error {
-        ControlError::Environment { .. } => Failure::input(format!("--comm nccl: {error}")),
+        ControlError::Argument(Environment { .. }) => {
+            Failure::input(format!("--comm nccl: {error}"))
+        }
         error => Failure::work(error).in_training(),
     })
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use hsdp::{CommError, ModelOptions, Rank, World};
+use hsdp::{CommError, ModelOptions, Rank, SetupError, World};
 
 use crate::failure::Failure;
 use crate::folder::RunFiles;
@@ -103,7 +103,7 @@ impl<'a> Setup<'a> {
 
 pub(crate) fn compare(world: &World, what: &'static str, text: &str) -> Result<(), Failure> {
     world.compare(what, text).map_err(|error| {
-        let CommError::ConfigMismatch { ranks, said, .. } = &error else {
+        let CommError::Setup(SetupError::ConfigMismatch { ranks, said, .. }) = &error else {
             return Failure::from(error);
         };
         // A problem is reported with its rank, without the other rank's text.

@@ -6,7 +6,8 @@ use hsdp::{
     AdamW, AdamWOptions, DataError, Error, Momentum, NextStep, Optimizer, Sgd, SgdOptions,
     ShardedModel, StepOptions, Update, Workers, World, WorldOptions,
 };
-use hsdp_comm::Fault;
+use hsdp_comm::CallError::Injected;
+use hsdp_comm::{Error as CommError, Fault};
 
 use super::draw::{Count, Recipe, Trial, Width};
 use super::survivors::workers;
@@ -135,7 +136,7 @@ impl Trial {
 
 /// A rank that was told to leave gets no other error.
 fn is_left(error: &Error) -> bool {
-    matches!(error, Error::Comm(hsdp_comm::Error::Injected { .. }))
+    matches!(error, Error::Comm(CommError::Call(Injected { .. })))
 }
 
 /// Whether two ranks, or one at two times, hold the same bits.

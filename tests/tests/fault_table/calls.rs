@@ -8,6 +8,7 @@ use std::time::Instant;
 use hsdp::{
     GradientValues, LossSum, ModelOptions, ShardedModel, StepOptions, UnitGradients, Values,
 };
+use hsdp_comm::CallError::Reentrant;
 use hsdp_comm::{Channel, Error, Group, Op, Tag};
 use hsdp_tests::support::models::{one_parameter, unit};
 use hsdp_tests::support::springs;
@@ -67,7 +68,9 @@ pub(crate) fn reentrant() -> Happened {
         let told = told.lock().unwrap_or_else(PoisonError::into_inner);
         assert!(!told.is_empty(), "the gradient of rank {rank} was read");
         for error in told.iter() {
-            let Error::Reentrant { op: Op::Barrier, rank: of } = error else { panic!("{error}") };
+            let Error::Call(Reentrant { op: Op::Barrier, rank: of }) = error else {
+                panic!("{error}")
+            };
             assert_eq!(of.index(), rank);
             last = Some(error.clone());
         }

@@ -5,6 +5,8 @@ use std::thread::{self, Builder};
 use std::time::{Duration, Instant};
 
 use hsdp::{Mesh, ModelOptions, Rank, ShardedModel, World, WorldOptions};
+use hsdp_comm::CallError::BadRank;
+use hsdp_comm::SetupError::{Incomplete, WorldSize};
 use hsdp_comm::{Channel, Error, Op, Rendezvous, Tag};
 use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs;
@@ -18,7 +20,7 @@ pub(crate) fn missing() -> Happened {
     let ends = joined(3, deadline, &[(0, 3), (1, 3)]);
     let took = started.elapsed();
     let error = common_error(ends);
-    let Error::Incomplete { missing, arrived, .. } = &error else { panic!("{error}") };
+    let Error::Setup(Incomplete { missing, arrived, .. }) = &error else { panic!("{error}") };
     assert_eq!((missing.as_slice(), arrived.as_slice()), ([2].as_slice(), [0, 1].as_slice()));
     assert!(took >= deadline, "told after {took:?}");
     Happened::in_time(&error, took - deadline)
@@ -60,7 +62,7 @@ pub(crate) fn other_size() -> Happened {
     let ends = joined(3, DEADLINE, &[(0, 3), (1, 4), (2, 3)]);
     let took = started.elapsed();
     let error = common_error(ends);
-    let Error::WorldSize { rank, size: 3, told: 4 } = &error else { panic!("{error}") };
+    let Error::Setup(WorldSize { rank, size: 3, told: 4 }) = &error else { panic!("{error}") };
     assert_eq!(*rank, Rank::new(1));
     Happened::in_time(&error, took)
 }
@@ -70,7 +72,7 @@ pub(crate) fn impossible() -> Happened {
     let rendezvous = Rendezvous::new(4, patient());
     for refused in [rendezvous.join(Rank::new(4), 4), World::counting(4, Rank::new(4))] {
         let error = refused.expect_err("ranks are 0 to 3");
-        assert!(matches!(error, Error::BadRank { size: 4, .. }), "{error}");
+        assert!(matches!(error, Error::Call(BadRank { size: 4, .. })), "{error}");
     }
     let no_mesh = Mesh::new(0, 4).expect_err("no rank has a place").to_string();
     assert!(no_mesh.contains('0') && no_mesh.contains('4'), "{no_mesh}");

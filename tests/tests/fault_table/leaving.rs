@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use hsdp::{Error, GradientValues, ModelOptions, Param, Unit, Values, World, WorldOptions};
+use hsdp_comm::WorldError::Aborted;
 use hsdp_comm::{
     AbortReason, Accumulator, Channel, Contribution, Error as CommError, FaultKind, Group, Op,
     Pending, Reduced, Scaling, Stage, StepFailure, Tag,
@@ -31,7 +32,7 @@ pub(crate) fn vanishes() -> Happened {
     assert_eq!((awaited.op, awaited.channel, awaited.tag.step), REDUCE_SCATTER, "{error}");
     // Each step reduces units 2, 1 and 0: of the faulty one, operations 6, 7 and 8. The culprit is gone after 6.
     assert!([7, 8].contains(&awaited.sequence), "{error}");
-    let Error::Comm(CommError::WorldAborted { operation: Some(last), .. }) = error else {
+    let Error::Comm(CommError::World(Aborted { operation: Some(last), .. })) = error else {
         panic!("{error}")
     };
     assert!(last.channel != Channel::Reduce || last.sequence == 6, "it has issued none: {error}");
@@ -120,7 +121,7 @@ fn gives_up_a_step(here: At, says_why: &(dyn Fn(&World) + Sync)) -> Happened {
 /// Why the world ended by the culprit, who was in this step.
 fn reason_of(error: &Error, expected: u64) -> &AbortReason {
     match error {
-        Error::Comm(CommError::WorldAborted { rank, step, operation: Some(_), reason }) => {
+        Error::Comm(CommError::World(Aborted { rank, step, operation: Some(_), reason })) => {
             assert_eq!((rank.index(), *step), (CULPRIT, expected), "{error}");
             reason
         }
@@ -150,7 +151,7 @@ pub(crate) fn drops_a_group_in_flight() -> Happened {
     let (error, told) = waiter.join().expect("no thread panics");
     let given_back = |gradient: &Weak<Ones>| gradient.upgrade().is_none();
     assert!(becomes(|| gradients.iter().all(given_back)), "gradients are held for ever");
-    assert!(matches!(error, CommError::WorldAborted { .. }), "{error}");
+    assert!(matches!(error, CommError::World(Aborted { .. })), "{error}");
     Happened::in_time(&error, told.duration_since(started))
 }
 

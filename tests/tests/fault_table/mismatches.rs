@@ -2,6 +2,7 @@
 //! one table of who wanted what, and hold the parameters of the last step that was committed.
 
 use hsdp::{Error, Rank, World};
+use hsdp_comm::WorldError::{self, Aborted};
 use hsdp_comm::{
     AbortReason, Channel, Descriptor, Error as CommError, FaultKind, Mismatch, MismatchRow, Stage,
     Tag, Wanted,
@@ -112,7 +113,7 @@ fn mismatch(run: &Run, context: &str) -> Happened {
 
 fn table(error: &Error) -> Option<&Mismatch> {
     match error {
-        Error::Comm(CommError::CollectiveMismatch { table }) => Some(table),
+        Error::Comm(CommError::World(WorldError::Mismatch(table))) => Some(table),
         _ => None,
     }
 }
@@ -155,7 +156,7 @@ pub(crate) fn one_too_many() -> Happened {
     for rank in SURVIVORS {
         assert_eq!(ended[rank], Ok(Ok(())), "rank {rank} is done");
     }
-    let Ok(Err(CommError::WorldAborted { reason: AbortReason::Left { awaited }, .. })) =
+    let Ok(Err(CommError::World(Aborted { reason: AbortReason::Left { awaited }, .. }))) =
         &ended[CULPRIT]
     else {
         panic!("{:?}", ended[CULPRIT]);

@@ -5,6 +5,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use hsdp::{ModelSpec, Rank, World, WorldOptions};
+use hsdp_comm::CallError::Forked;
+use hsdp_comm::WorldError::Aborted;
 use hsdp_comm::{AbortReason, Channel, Error as CommError, Rendezvous, Tag};
 use hsdp_tests::support::models::layer;
 
@@ -32,7 +34,7 @@ pub(crate) fn panic_in_a_thread() -> Happened {
     let training = Training { spec, user: &panics, ..Training::new() };
     let run = training.run();
     let (error, happened) = run.told(&SURVIVORS);
-    let hsdp::Error::Comm(CommError::WorldAborted { reason, .. }) = error else {
+    let hsdp::Error::Comm(CommError::World(Aborted { reason, .. })) = error else {
         panic!("{error}")
     };
     assert!(matches!(reason, AbortReason::Panicked { .. }), "{reason}");
@@ -148,7 +150,7 @@ pub(crate) fn fork_after_init() -> Happened {
     match forked {
         ForkResult::Child => {
             let refused = groups[0].barrier(Tag::default()).map(drop);
-            let is_forked = matches!(&refused, Err(CommError::Forked { .. }));
+            let is_forked = matches!(&refused, Err(CommError::Call(Forked { .. })));
             children::say(&format!("refused: {refused:?}"));
             if let Err(error) = refused {
                 children::say(&format!("told: {} {error}", started.elapsed().as_micros()));

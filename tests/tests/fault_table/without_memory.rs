@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hsdp::memory::{self, Category};
 use hsdp::{ByteCount, Error, Rank, World};
+use hsdp_comm::CallError::OutOfMemory;
 use hsdp_comm::{Error as CommError, FaultKind, Stage};
 use hsdp_tests::support::models::unit;
 
@@ -15,7 +16,9 @@ pub(crate) fn out() -> Happened {
     let run = Training::with_fault((unit(1), Stage::Gather), FaultKind::OutOfMemory).run();
     let happened = told_to_all(&run);
     let own = &run.fared(CULPRIT).told[0].0;
-    let Error::Comm(CommError::OutOfMemory { bytes, what, .. }) = own else { panic!("{own}") };
+    let Error::Comm(CommError::Call(OutOfMemory { bytes, what, .. })) = own else {
+        panic!("{own}")
+    };
     assert!(*bytes > 0 && what.contains("unit 1"), "{own}");
 
     let refused = children::plays("without_memory");

@@ -22,7 +22,7 @@ fn run<T: Send>(ranks: usize, rank: impl Fn(Communicator, Stream) -> T + Sync) -
         let start = |number| {
             scope.spawn(move || {
                 let patience = Patience::until(PATIENCE, || false);
-                let joined = Communicator::join(&device(), id, (number, ranks), patience);
+                let joined = Communicator::join(&device(), id, number, ranks, patience);
                 rank(joined.expect("joined"), stream())
             })
         };
@@ -157,7 +157,7 @@ fn a_rank_that_never_comes_is_late_and_holds_up_nobody_for_ever() {
     let id = UniqueId::new().expect("an id");
     let patience = Patience::until(Duration::from_millis(300), || false);
     let began = Instant::now();
-    let late = Communicator::join(&device(), id, (0, 2), patience).expect_err("there is no other");
+    let late = Communicator::join(&device(), id, 0, 2, patience).expect_err("there is no other");
     assert!(began.elapsed() < Duration::from_secs(30));
     assert!(matches!(late, NcclError::Late { .. }), "{late}");
     let text = late.to_string();

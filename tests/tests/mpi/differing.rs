@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use hsdp::mpi::Job;
 use hsdp::testing::{Fault, FaultKind};
 use hsdp::{
-    CommError, Error, Optimizer, Rank, Sgd, SgdOptions, Stage, UnitId, Unused, WorldOptions,
+    CommError, Error, Optimizer, Rank, Sgd, SgdOptions, Stage, UnitId, Unused, WorldError,
+    WorldOptions,
 };
 use hsdp_comm::{Error as GroupError, Mismatch};
 use hsdp_kernels::Wire;
@@ -140,7 +141,7 @@ fn differs(rank: &Process, kind: &Kind, waits: Waits) -> Outcome<()> {
     let _made = make(rank, kind.calls[usize::from(is_odd)], waits);
     let ended = rank.world.compare_operations(&rank.groups.each_ref());
     let took = began.elapsed();
-    let Err(GroupError::CollectiveMismatch { table }) = ended else {
+    let Err(GroupError::World(WorldError::Mismatch(table))) = ended else {
         return Err(format!("{ended:?}").into());
     };
     let [two, three] = kind.told;
@@ -203,7 +204,7 @@ fn commits_nothing(kind: FaultKind, job: &Job) -> Result<Rank, String> {
     let took = began.elapsed();
     let committed = model.committed_steps();
     match ended {
-        Err(Error::Comm(CommError::CollectiveMismatch { table }))
+        Err(Error::Comm(CommError::World(WorldError::Mismatch(table))))
             if names_both(&table) && committed == 1 && took < 2 * FOUND =>
         {
             Ok(rank)

@@ -101,6 +101,7 @@ table!(COMM {
     hsdp_comm::AbortReason: Send Sync Unpin,
     hsdp_comm::Accumulator: Send Sync Unpin,
     hsdp_comm::Between: Send Sync Unpin,
+    hsdp_comm::CallError: Send Sync Unpin,
     hsdp_comm::Channel: Send Sync Unpin,
     hsdp_comm::Contribution: Send Sync Unpin,
     hsdp_comm::Counts: Send Sync Unpin,
@@ -148,6 +149,7 @@ table!(COMM {
     hsdp_comm::Reduction: Send Sync Unpin,
     hsdp_comm::Rendezvous: Send Sync Unpin,
     hsdp_comm::Scaling: Send Sync Unpin,
+    hsdp_comm::SetupError: Send Sync Unpin,
     hsdp_comm::SlowChannel: Send Sync Unpin,
     hsdp_comm::Stage: Send Sync Unpin,
     hsdp_comm::StepFailure: Send Sync Unpin,
@@ -156,6 +158,7 @@ table!(COMM {
     hsdp_comm::Workers: Send Sync Unpin,
     hsdp_comm::World: Send Sync Unpin,
     hsdp_comm::WorldEnd: Send Sync Unpin,
+    hsdp_comm::WorldError: Send Sync Unpin,
     hsdp_comm::WorldOptions: Send Sync Unpin,
 });
 

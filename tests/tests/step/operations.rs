@@ -4,6 +4,7 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use hsdp::WorldError::Mismatch;
 use hsdp::comm::testing::note_operation;
 use hsdp::comm::{Between, Counts, Descriptor};
 use hsdp::{
@@ -66,7 +67,7 @@ fn step(model: &mut ShardedModel, sgd: &mut Sgd, odd: Odd) -> Result<(), Error> 
 /// The table with which all ranks ended.
 fn table<T: Debug>(ends: Vec<Result<T, Error>>) -> String {
     match common_error(ends) {
-        Error::Comm(CommError::CollectiveMismatch { table }) => table.to_string(),
+        Error::Comm(CommError::World(Mismatch(table))) => table.to_string(),
         other => panic!("{other}"),
     }
 }

@@ -8,7 +8,7 @@ use crate::{Member, State};
 
 /// A rank that a process has, or had.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct RankPlace {
     member: Member,
     pub(super) state: State,
     /// The time of the last message.
@@ -17,7 +17,7 @@ pub(super) struct Place {
 
 /// The ranks of a world; `None` where no process has joined.
 #[derive(Debug)]
-pub(super) struct Places(Vec<Option<Place>>);
+pub(super) struct Places(Vec<Option<RankPlace>>);
 
 impl Places {
     pub(super) fn new(world: u32) -> Self {
@@ -26,7 +26,7 @@ impl Places {
 
     pub(super) fn take(&mut self, member: Member, now: Instant) {
         let rank = member.rank;
-        self.0[rank.index()] = Some(Place { member, state: State::Alive, heard: now });
+        self.0[rank.index()] = Some(RankPlace { member, state: State::Alive, heard: now });
     }
 
     pub(super) fn free(&mut self, rank: Rank) {
@@ -49,7 +49,7 @@ impl Places {
     }
 
     /// The place of a rank that is alive.
-    pub(super) fn alive(&mut self, rank: Rank) -> Option<&mut Place> {
+    pub(super) fn alive(&mut self, rank: Rank) -> Option<&mut RankPlace> {
         self.0.get_mut(rank.index())?.as_mut().filter(|place| place.state == State::Alive)
     }
 

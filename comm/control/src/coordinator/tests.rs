@@ -27,7 +27,7 @@ impl Told {
         told
     }
 
-    fn arrive(&mut self, hello: &Hello) -> Result<Rank, ControlError> {
+    fn arrive(&mut self, hello: &Hello) -> Result<Rank, RendezvousError> {
         let port = 1000 + u16::try_from(hello.rank).expect("few");
         let from = SocketAddr::from(([127, 0, 0, 1], port));
         self.coordinator.arrive(hello, from, self.now)

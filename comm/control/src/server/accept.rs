@@ -24,13 +24,13 @@ pub(crate) struct Connections {
     most: usize,
     handshake: Duration,
     /// The connections that have not authenticated, the oldest first.
-    unauthenticated: Mutex<VecDeque<Arc<Connection>>>,
+    unauthenticated: Mutex<VecDeque<Arc<AcceptedConnection>>>,
     open: AtomicUsize,
 }
 
 /// A connection. The task that serves it has it until its end.
 #[derive(Debug)]
-pub(crate) struct Connection {
+pub(crate) struct AcceptedConnection {
     pub(crate) from: SocketAddr,
     since: Instant,
     /// The time at which it ends at the latest; `None` while it serves a member.
@@ -51,8 +51,8 @@ impl Connections {
         self.open.load(Ordering::Relaxed).saturating_sub(self.unauthenticated.lock().len())
     }
 
-    /// A new connection, if it is within the limits. The caller [serves](Connection::serve) it.
-    pub(crate) fn admit(self: &Arc<Self>, from: SocketAddr) -> Option<Arc<Connection>> {
+    /// A new connection, if it is within the limits. The caller [serves](AcceptedConnection::serve) it.
+    pub(crate) fn admit(self: &Arc<Self>, from: SocketAddr) -> Option<Arc<AcceptedConnection>> {
         let mut unauthenticated = self.unauthenticated.lock();
         if unauthenticated.len() >= self.most {
             if unauthenticated.front()?.since.elapsed() < GRACE {
@@ -62,14 +62,15 @@ impl Connections {
         }
         let since = Instant::now();
         let until = watch::Sender::new(Some(since + self.handshake));
-        let connection = Arc::new(Connection { from, since, until, connections: Arc::clone(self) });
+        let connection =
+            Arc::new(AcceptedConnection { from, since, until, connections: Arc::clone(self) });
         unauthenticated.push_back(Arc::clone(&connection));
         self.open.fetch_add(1, Ordering::Relaxed);
         Some(connection)
     }
 }
 
-impl Connection {
+impl AcceptedConnection {
     /// Serves the connection until its end, or until its time is up.
     pub(crate) async fn serve(&self, served: impl Future) {
         tokio::select! {

@@ -1,4 +1,5 @@
-//! The state that all connections share: the coordinator's decisions, and a queue of messages for each member.
+//! The state that all connections share: the coordinator's decisions, and a queue of messages for
+//! each member.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,36 +9,36 @@ use hsdp_sharding::Rank;
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::mpsc;
 
-use super::accept::Connection;
+use super::accept::AcceptedConnection;
 use crate::coordinator::Coordinator;
 use crate::limits::most_waiting;
 use crate::wire::{FromCoordinator, Hello};
-use crate::{ControlError, Loss, Options};
+use crate::{Loss, Options, RendezvousError};
 
 /// The words for a member that is lost because it does not read.
 pub(crate) const UNREAD: &str = "it does not read its messages";
 
 /// The members of a job, on the side of the coordinator.
 #[derive(Debug)]
-pub(crate) struct Members {
+pub(crate) struct JobMembers {
     pub(crate) options: Options,
-    state: Mutex<State>,
+    state: Mutex<ServerState>,
     changed: Condvar,
     refused: AtomicBool,
 }
 
 #[derive(Debug)]
-pub(crate) struct State {
+pub(crate) struct ServerState {
     pub(crate) coordinator: Coordinator,
     queues: HashMap<Rank, mpsc::Sender<FromCoordinator>>,
 }
 
-impl Members {
+impl JobMembers {
     pub(crate) fn new(options: Options) -> Self {
         let terms = options.terms.clone();
         let deadlines = options.deadlines;
         let coordinator = Coordinator::new(terms, deadlines, Instant::now());
-        let state = Mutex::new(State { coordinator, queues: HashMap::new() });
+        let state = Mutex::new(ServerState { coordinator, queues: HashMap::new() });
         Self { options, state, changed: Condvar::new(), refused: AtomicBool::new(false) }
     }
 
@@ -50,8 +51,8 @@ impl Members {
     pub(crate) fn arrive(
         &self,
         hello: &Hello,
-        connection: &Connection,
-    ) -> Result<(Rank, mpsc::Receiver<FromCoordinator>), ControlError> {
+        connection: &AcceptedConnection,
+    ) -> Result<(Rank, mpsc::Receiver<FromCoordinator>), RendezvousError> {
         self.with(|state| {
             let rank = state.coordinator.arrive(hello, connection.from, Instant::now())?;
             connection.authenticated();
@@ -62,7 +63,7 @@ impl Members {
     }
 
     /// Changes the state, and puts the messages of the coordinator into their queues.
-    pub(crate) fn with<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
+    pub(crate) fn with<R>(&self, change: impl FnOnce(&mut ServerState) -> R) -> R {
         let mut state = self.state.lock();
         let result = change(&mut state);
         state.deliver();
@@ -87,8 +88,9 @@ impl Members {
     }
 }
 
-impl State {
-    /// Puts messages into the queues of their members. A member whose queue is full is lost, which makes more messages.
+impl ServerState {
+    /// Puts messages into the queues of their members. A member whose queue is full is lost, which
+    /// makes more messages.
     fn deliver(&mut self) {
         loop {
             let messages = self.coordinator.take_outgoing();

@@ -2,14 +2,14 @@
 
 use rustix::process::{Resource, getrlimit};
 
-use crate::ControlError;
+use crate::{ControlError, ServerError};
 
-/// The open files of a coordinator besides one for each member: the three standard streams, files of the program, the
-/// runtimes, and this process's own member.
+/// The open files of a coordinator besides one for each member: the three standard streams, files
+/// of the program, the runtimes, and this process's own member.
 const FILES_BESIDES: u64 = 32;
 
-/// Refuses a world if this process may not open a connection to each of its members: they would be refused one after the
-/// other.
+/// Refuses a world if this process may not open a connection to each of its members: they would be
+/// refused one after the other.
 pub(super) fn check_open_files(world: u32) -> Result<(), ControlError> {
     // Without a limit there is nothing to check.
     getrlimit(Resource::Nofile).current.map_or(Ok(()), |most| enough(world, most))
@@ -17,7 +17,11 @@ pub(super) fn check_open_files(world: u32) -> Result<(), ControlError> {
 
 fn enough(world: u32, most: u64) -> Result<(), ControlError> {
     let needed = u64::from(world) + FILES_BESIDES;
-    if needed <= most { Ok(()) } else { Err(ControlError::Descriptors { world, needed, most }) }
+    if needed <= most {
+        Ok(())
+    } else {
+        Err(ServerError::Descriptors { world, needed, most }.into())
+    }
 }
 
 #[cfg(test)]

@@ -10,19 +10,20 @@ use tokio::sync::mpsc;
 use tokio::time;
 use tonic::{Status, Streaming};
 
-use super::accept::Connection;
-use super::members::{Members, UNREAD};
+use super::accept::AcceptedConnection;
+use super::members::{JobMembers, UNREAD};
 use crate::Loss;
 use crate::limits::cut;
 use crate::proof::{COORDINATOR, MEMBER, Macs, Transcript, nonce};
 use crate::wire::{
-    Challenge, Frame, FromCoordinator, FromMember, Hello, Kind, Message as _, Refusal, Replies,
+    Challenge, Frame, FrameKind, FromCoordinator, FromMember, Hello, Refusal, Replies,
+    WireMessage as _,
 };
 
 /// One connection.
 pub(crate) struct Session {
-    pub(crate) members: Arc<Members>,
-    pub(crate) connection: Arc<Connection>,
+    pub(crate) members: Arc<JobMembers>,
+    pub(crate) connection: Arc<AcceptedConnection>,
     pub(crate) frames: Streaming<Frame>,
     pub(crate) replies: Replies,
 }
@@ -40,8 +41,14 @@ impl From<Refusal> for Unauthenticated {
     }
 }
 
-/// The hello of a member that has authenticated, and the MACs of its messages and of those to it.
-type Authenticated = (Hello, Macs, Macs);
+/// A process that has authenticated.
+struct AuthenticatedPeer {
+    hello: Hello,
+    /// The MACs of its messages.
+    received: Macs,
+    /// The MACs of the messages to it.
+    sent: Macs,
+}
 
 impl Session {
     /// Serves the connection from the first frame to the last.
@@ -54,7 +61,7 @@ impl Session {
             }
             Ok(Err(Unauthenticated::Refused(refusal))) => {
                 self.log_refusal(&refusal.reason);
-                self.reply(Kind::Refusal(refusal).into()).await;
+                self.reply(FrameKind::Refusal(refusal).into()).await;
             }
             Err(_) => self.log_refusal("it did not complete the handshake in time"),
         }
@@ -71,8 +78,8 @@ impl Session {
     }
 
     /// The handshake.
-    async fn authenticate(&mut self) -> Result<Authenticated, Unauthenticated> {
-        let Kind::Hello(hello) = self.next().await? else {
+    async fn authenticate(&mut self) -> Result<AuthenticatedPeer, Unauthenticated> {
+        let FrameKind::Hello(hello) = self.next().await? else {
             return Err(refusal("not a hello").into());
         };
         let secret = self.members.options.secret.clone();
@@ -80,15 +87,15 @@ impl Session {
         let nonce = nonce().map_err(|error| refusal(&error.to_string()))?;
         let transcript = Transcript::new(&hello, &nonce);
         let proof = transcript.proof(&secret, &COORDINATOR);
-        self.reply(Kind::Challenge(Challenge { nonce, proof }).into()).await;
-        let Kind::Proof(answer) = self.next().await? else {
+        self.reply(FrameKind::Challenge(Challenge { nonce, proof }).into()).await;
+        let FrameKind::Proof(answer) = self.next().await? else {
             return Err(refusal("not a proof").into());
         };
         if !transcript.is_proved(&secret, &MEMBER, &answer.proof) {
             return Err(refusal("its proof is wrong: it has another secret").into());
         }
         let [received, sent] = [&MEMBER, &COORDINATOR].map(|side| transcript.macs(&secret, side));
-        Ok((hello, received, sent))
+        Ok(AuthenticatedPeer { hello, received, sent })
     }
 
     fn is_ours(&self, hello: &Hello) -> Result<(), Refusal> {
@@ -101,9 +108,10 @@ impl Session {
         Err(Refusal { reason: "it belongs to another job".to_owned(), job: name, start })
     }
 
-    async fn serve(&mut self, (hello, received, mut sent): Authenticated) {
+    async fn serve(&mut self, peer: AuthenticatedPeer) {
+        let AuthenticatedPeer { hello, received, mut sent } = peer;
         match self.members.arrive(&hello, &self.connection) {
-            Ok((rank, messages)) => self.carry(rank, (received, sent), messages).await,
+            Ok((rank, messages)) => self.carry(rank, received, sent, messages).await,
             Err(failure) => {
                 self.reply(sent.frame(FromCoordinator::Failed(failure))).await;
             }
@@ -114,7 +122,8 @@ impl Session {
     async fn carry(
         &mut self,
         rank: Rank,
-        (mut received, mut sent): (Macs, Macs),
+        mut received: Macs,
+        mut sent: Macs,
         mut messages: mpsc::Receiver<FromCoordinator>,
     ) {
         // After the member is lost another process may have its rank, so its frames are no longer read.
@@ -156,7 +165,7 @@ impl Session {
         matches!(time::timeout(most, self.replies.send(Ok(frame))).await, Ok(Ok(())))
     }
 
-    async fn next(&mut self) -> Result<Kind, Unauthenticated> {
+    async fn next(&mut self) -> Result<FrameKind, Unauthenticated> {
         match self.frames.message().await {
             Ok(Some(frame)) => Ok(frame.checked().map_err(|error| refusal(&error.to_string()))?),
             Ok(None) => Err(Unauthenticated::Left("it ended the handshake early".to_owned())),

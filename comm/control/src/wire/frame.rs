@@ -8,13 +8,13 @@ use super::{Challenge, Hello, Malformed, Proof, Refusal, tag};
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Frame {
     /// The kind of message.
-    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5")]
-    pub kind: Option<Kind>,
+    #[prost(oneof = "FrameKind", tags = "1, 2, 3, 4, 5")]
+    pub kind: Option<FrameKind>,
 }
 
 /// The kinds of frame.
 #[derive(Clone, PartialEq, prost::Oneof)]
-pub enum Kind {
+pub enum FrameKind {
     /// A member's first frame.
     #[prost(message, tag = "1")]
     Hello(Hello),
@@ -51,21 +51,21 @@ impl Frame {
     ///
     /// # Errors
     /// [`Malformed`] if it is unknown or out of bounds.
-    pub fn checked(self) -> Result<Kind, Malformed> {
+    pub fn checked(self) -> Result<FrameKind, Malformed> {
         let kind = self.kind.ok_or(Malformed("an empty frame"))?;
         match &kind {
-            Kind::Hello(hello) => hello.check()?,
-            Kind::Challenge(challenge) => challenge.check()?,
-            Kind::Proof(Proof { proof }) => tag(proof, "a proof of the wrong length")?,
-            Kind::Refusal(refusal) => refusal.check()?,
-            Kind::Authenticated(signed) => tag(&signed.mac, "a MAC of the wrong length")?,
+            FrameKind::Hello(hello) => hello.check()?,
+            FrameKind::Challenge(challenge) => challenge.check()?,
+            FrameKind::Proof(Proof { proof }) => tag(proof, "a proof of the wrong length")?,
+            FrameKind::Refusal(refusal) => refusal.check()?,
+            FrameKind::Authenticated(signed) => tag(&signed.mac, "a MAC of the wrong length")?,
         }
         Ok(kind)
     }
 }
 
-impl From<Kind> for Frame {
-    fn from(kind: Kind) -> Self {
+impl From<FrameKind> for Frame {
+    fn from(kind: FrameKind) -> Self {
         Self { kind: Some(kind) }
     }
 }

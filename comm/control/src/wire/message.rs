@@ -10,10 +10,10 @@ use sha2::{Digest as _, Sha256};
 
 use super::{Malformed, TAG};
 use crate::limits::{MOST_MESSAGE, short};
-use crate::{ControlError, Deadlines, Loss, State};
+use crate::{Deadlines, Loss, RendezvousError, State};
 
 /// A message of one side, and the words for the losses that its receiver observes.
-pub trait Message: Serialize + DeserializeOwned {
+pub trait WireMessage: Serialize + DeserializeOwned {
     /// A message failed authentication.
     const FORGED: &str;
     /// The connection has ended.
@@ -57,7 +57,8 @@ pub trait Message: Serialize + DeserializeOwned {
     }
 }
 
-/// The bytes of a message between members, and their digest. The digest is computed once, for the MACs of all receivers.
+/// The bytes of a message between members, and their digest. The digest is computed once, for the
+/// MACs of all receivers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Body {
     /// The bytes.
@@ -105,7 +106,7 @@ pub enum FromCoordinator {
         lost: u32,
     },
     /// The rendezvous has failed, or the receiver cannot join.
-    Failed(ControlError),
+    Failed(RendezvousError),
     /// The state of a member has changed.
     Changed(Rank, State),
     /// A message of another member, with the number for this one.
@@ -116,7 +117,7 @@ pub enum FromCoordinator {
     Ended(#[serde(deserialize_with = "short")] String),
 }
 
-impl Message for FromMember {
+impl WireMessage for FromMember {
     const FORGED: &str = "a message from it failed authentication";
     const ENDED: &str = "its connection ended before it left";
     const INVALID: &str = "it sent a message that no member sends";
@@ -135,7 +136,7 @@ impl Message for FromMember {
     }
 }
 
-impl Message for FromCoordinator {
+impl WireMessage for FromCoordinator {
     const FORGED: &str = "a message to it failed authentication";
     const ENDED: &str = "its connection ended";
     const INVALID: &str = "it got a message that no coordinator sends";

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use hsdp_control::wire::{
-    self, Authenticated, Challenge, Frame, Hello, Kind, PROTOCOL, Proof, Refusal,
+    self, Authenticated, Challenge, Frame, FrameKind, Hello, PROTOCOL, Proof, Refusal,
 };
 use hsdp_control::{Membership, Rank};
 use prost::bytes::Bytes;
@@ -30,24 +30,24 @@ impl Stranger {
         Self { out, frames }
     }
 
-    async fn say(&self, kind: Kind) {
+    async fn say(&self, kind: FrameKind) {
         self.out.send(kind.into()).await.expect("it is listened to");
     }
 
-    async fn next(&mut self) -> Option<Kind> {
+    async fn next(&mut self) -> Option<FrameKind> {
         self.frames.message().await.ok().flatten().map(|frame| frame.checked().expect("known"))
     }
 
     async fn challenge(&mut self) -> Challenge {
         match self.next().await {
-            Some(Kind::Challenge(challenge)) => challenge,
+            Some(FrameKind::Challenge(challenge)) => challenge,
             other => panic!("{other:?}"),
         }
     }
 
     async fn refusal(&mut self) -> String {
         match self.next().await {
-            Some(Kind::Refusal(Refusal { reason, .. })) => reason,
+            Some(FrameKind::Refusal(Refusal { reason, .. })) => reason,
             other => panic!("{other:?}"),
         }
     }
@@ -82,9 +82,9 @@ fn with_one_missing(attack: impl AsyncFn(SocketAddr)) {
 fn a_proof_that_is_none_is_refused() {
     with_one_missing(async |address| {
         let mut stranger = Stranger::at(address).await;
-        stranger.say(Kind::Hello(hello(1))).await;
+        stranger.say(FrameKind::Hello(hello(1))).await;
         stranger.challenge().await;
-        stranger.say(Kind::Proof(Proof { proof: Bytes::from_static(&[0; 32]) })).await;
+        stranger.say(FrameKind::Proof(Proof { proof: Bytes::from_static(&[0; 32]) })).await;
         assert_eq!(stranger.refusal().await, "its proof is wrong: it has another secret");
         assert!(stranger.next().await.is_none());
     });
@@ -94,9 +94,9 @@ fn a_proof_that_is_none_is_refused() {
 fn the_coordinators_own_proof_proves_nothing() {
     with_one_missing(async |address| {
         let mut stranger = Stranger::at(address).await;
-        stranger.say(Kind::Hello(hello(1))).await;
+        stranger.say(FrameKind::Hello(hello(1))).await;
         let proof = stranger.challenge().await.proof;
-        stranger.say(Kind::Proof(Proof { proof })).await;
+        stranger.say(FrameKind::Proof(Proof { proof })).await;
         assert_eq!(stranger.refusal().await, "its proof is wrong: it has another secret");
     });
 }
@@ -106,8 +106,8 @@ fn one_challenge_serves_one_handshake() {
     with_one_missing(async |address| {
         let mut one = Stranger::at(address).await;
         let mut other = Stranger::at(address).await;
-        one.say(Kind::Hello(hello(1))).await;
-        other.say(Kind::Hello(hello(1))).await;
+        one.say(FrameKind::Hello(hello(1))).await;
+        other.say(FrameKind::Hello(hello(1))).await;
         let first = one.challenge().await;
         let second = other.challenge().await;
         assert_ne!(first.nonce, second.nonce);
@@ -120,19 +120,22 @@ fn who_says_something_else_is_refused() {
     let forged = Authenticated { mac: Bytes::from_static(&[0; 32]), ..Authenticated::default() };
     let proof = Proof { proof: Bytes::from_static(&[0; 32]) };
     let cases = [
-        (Kind::Authenticated(forged), "not a hello"),
-        (Kind::Proof(proof), "not a hello"),
-        (Kind::Proof(Proof::default()), "malformed message: a proof of the wrong length"),
-        (Kind::Hello(Hello::default()), "malformed message: a nonce of the wrong length"),
+        (FrameKind::Authenticated(forged), "not a hello"),
+        (FrameKind::Proof(proof), "not a hello"),
+        (FrameKind::Proof(Proof::default()), "malformed message: a proof of the wrong length"),
+        (FrameKind::Hello(Hello::default()), "malformed message: a nonce of the wrong length"),
         (
-            Kind::Hello(Hello { rank: 2, ..hello(0) }),
+            FrameKind::Hello(Hello { rank: 2, ..hello(0) }),
             "malformed message: a rank that is not in its world",
         ),
         (
-            Kind::Hello(Hello { host: "h".repeat(257), ..hello(0) }),
+            FrameKind::Hello(Hello { host: "h".repeat(257), ..hello(0) }),
             "malformed message: a host's name that is too long",
         ),
-        (Kind::Hello(Hello { job: "other".to_owned(), ..hello(0) }), "it belongs to another job"),
+        (
+            FrameKind::Hello(Hello { job: "other".to_owned(), ..hello(0) }),
+            "it belongs to another job",
+        ),
     ];
     with_one_missing(async |address| {
         for (says, expected) in cases.clone() {
@@ -152,10 +155,10 @@ fn who_is_refused_as_another_rank_cannot_be_any() {
         // A proof for one rank is invalid for another, since the rank is in the transcript.
         for rank in [Rank::new(0), Rank::new(1)] {
             let mut stranger = Stranger::at(address).await;
-            stranger.say(Kind::Hello(hello(rank.get()))).await;
+            stranger.say(FrameKind::Hello(hello(rank.get()))).await;
             let Challenge { proof, .. } = stranger.challenge().await;
             let proof: Vec<u8> = proof.iter().map(|byte| byte ^ 1).collect();
-            stranger.say(Kind::Proof(Proof { proof: proof.into() })).await;
+            stranger.say(FrameKind::Proof(Proof { proof: proof.into() })).await;
             assert_eq!(stranger.refusal().await, "its proof is wrong: it has another secret");
         }
     });

@@ -2,13 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use hsdp_control::{ControlError, Loss, Membership, Rank, State};
+use hsdp_control::{ConnectionError, Loss, Membership, Rank, State};
 
 use crate::exchange::{lost, wait_for};
 use crate::way::{Direction, Spot, Way};
 use crate::world::{LONG, Ticks, World, quick};
 
-/// The members of a world, the last of which is lost for a changed message, and the address at which that one has connected.
+/// The members of a world, the last of which is lost for a changed message, and the address at
+/// which that one has connected.
 fn changed(direction: Direction, spot: Spot) -> (Vec<Membership>, String) {
     let world = World::of(3, quick());
     let (way, members) = Way::in_world(&world);
@@ -32,7 +33,7 @@ fn changed(direction: Direction, spot: Spot) -> (Vec<Membership>, String) {
 fn a_changed_message_from_a_member_is_told_to_all() {
     for spot in [Spot::Mac, Spot::Head] {
         let (members, address) = changed(Direction::ToCoordinator, spot);
-        let said = members[2].status().ended.as_ref().map(ControlError::to_string);
+        let said = members[2].status().ended.as_ref().map(ConnectionError::to_string);
         let expected = format!(
             "the coordinator at {address} has declared rank 2 lost: a message from it failed authentication"
         );
@@ -45,7 +46,7 @@ fn a_changed_message_from_a_member_is_told_to_all() {
 fn a_changed_message_to_a_member_is_told_to_all() {
     for spot in [Spot::Mac, Spot::Head] {
         let (members, address) = changed(Direction::ToMember, spot);
-        let said = members[2].status().ended.as_ref().map(ControlError::to_string);
+        let said = members[2].status().ended.as_ref().map(ConnectionError::to_string);
         let expected = format!(
             "rank 2 has ended its connection to the coordinator at {address}: a message to it failed authentication"
         );
@@ -53,7 +54,8 @@ fn a_changed_message_to_a_member_is_told_to_all() {
     }
 }
 
-/// HTTP/2 itself ends the connection. The coordinator may see that where it reads or where it writes, and it says the same.
+/// HTTP/2 itself ends the connection. The coordinator may see that where it reads or where it
+/// writes, and it says the same.
 #[test]
 fn a_broken_connection_is_told_as_ended_while_messages_flow() {
     for _ in 0..8 {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hsdp_control::{Bytes, ControlError, Loss, Rank, State};
+use hsdp_control::{Bytes, ConnectionError, Loss, Rank, State};
 
 use crate::exchange::{Exchange, lost, wait_for};
 use crate::way::{Direction, Way};
@@ -21,7 +21,7 @@ fn both_sides_of_a_cut_get_an_error_with_a_name() {
     way.cut(&BOTH);
     let started = Ticks::start();
     let status = wait_for(far, LONG, |status| status.ended.is_some());
-    let said = status.ended.as_ref().map(ControlError::to_string);
+    let said = status.ended.as_ref().map(ConnectionError::to_string);
     let expected =
         format!("rank 1 is cut off: nothing from the coordinator at {} for 1.05s", way.address);
     assert_eq!(said, Some(expected.clone()));
@@ -35,7 +35,8 @@ fn both_sides_of_a_cut_get_an_error_with_a_name() {
     assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
 }
 
-/// The heartbeats of the member arrive, so only the member itself knows of the cut. It tells the coordinator.
+/// The heartbeats of the member arrive, so only the member itself knows of the cut. It tells the
+/// coordinator.
 #[test]
 fn a_cut_in_one_direction_is_told_in_the_other() {
     let world = World::of(2, quick());
@@ -45,7 +46,7 @@ fn a_cut_in_one_direction_is_told_in_the_other() {
     let status = wait_for(&members[0], LONG, |status| !lost(status).is_empty());
     let why = "it has heard nothing from the coordinator for 1.05s".into();
     assert_eq!(status.states[1], State::Lost { loss: Loss::Silent, why });
-    assert!(matches!(members[1].status().ended, Some(ControlError::CutOff { .. })));
+    assert!(matches!(members[1].status().ended, Some(ConnectionError::CutOff { .. })));
     assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
 }
 
@@ -57,7 +58,7 @@ fn a_call_into_a_cut_ends() {
     way.cut(&BOTH);
     let started = Ticks::start();
     let error = Exchange::of(&member).round(b"").expect_err("nobody answers");
-    assert!(matches!(member.status().ended, Some(ControlError::CutOff { .. })), "{error}");
+    assert!(matches!(member.status().ended, Some(ConnectionError::CutOff { .. })), "{error}");
     assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
     assert!(member.leave().is_err());
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hsdp_control::{ControlError, Deadlines, Loss, Options, Rank, Server, State};
+use hsdp_control::{ConnectionError, Deadlines, Loss, Options, Rank, Server, State};
 
 use crate::address::free_address;
 use crate::exchange::{Exchange, finished, lost, wait_for};
@@ -53,7 +53,10 @@ fn who_loses_the_coordinator_is_told_so_at_the_next_call() {
         let expected = format!("rank {rank} has lost the coordinator at {address}: ");
         assert!(lost.starts_with(&expected), "{lost}");
         let status = member.status();
-        assert!(matches!(status.ended, Some(ControlError::CoordinatorLost { .. })), "{status:?}");
+        assert!(
+            matches!(status.ended, Some(ConnectionError::CoordinatorLost { .. })),
+            "{status:?}"
+        );
         assert!(member.leave().is_err());
     }
     assert!(started.elapsed() < SECOND, "{:?}", started.elapsed());
@@ -69,7 +72,7 @@ fn who_waits_for_messages_is_told_that_the_coordinator_is_lost() {
         drop(server);
         let lost = waits.join().expect("no panic").expect_err("it is gone");
         let status = members[0].status();
-        assert!(matches!(status.ended, Some(ControlError::CoordinatorLost { .. })), "{lost}");
+        assert!(matches!(status.ended, Some(ConnectionError::CoordinatorLost { .. })), "{lost}");
     });
 }
 

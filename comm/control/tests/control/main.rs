@@ -7,6 +7,7 @@ mod ends;
 mod exchange;
 mod messages;
 mod rendezvous;
+mod send_sync;
 mod silence;
 mod way;
 mod world;

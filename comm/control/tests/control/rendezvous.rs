@@ -4,6 +4,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use hsdp_control::RendezvousError::DuplicateRank;
 use hsdp_control::{ControlError, Job, Membership, Options, Rank, Secret, Server, Subject, Terms};
 
 use crate::address::free_address;
@@ -88,7 +89,8 @@ fn a_second_claimant_is_refused_at_once_and_the_first_stays() {
     let claimants = std::thread::spawn(move || {
         each(vec![(); 3], |()| Membership::join(Rank::new(0), options.clone()))
     });
-    // The third rank is free until here: two of the three claimants have been refused by then, or will be at once.
+    // The third rank is free until here: two of the three claimants have been refused by then, or
+    // will be at once.
     let _other = world.join_as(1).expect("the first stays, and is enough");
     let claimants = claimants.join().expect("no panic");
     let (first, refused): (Vec<_>, Vec<_>) = claimants.into_iter().partition(Result::is_ok);
@@ -96,7 +98,9 @@ fn a_second_claimant_is_refused_at_once_and_the_first_stays() {
     assert!(started.elapsed() < Duration::from_millis(1500), "{:?}", started.elapsed());
     for refusal in refused {
         let refusal = refusal.expect_err("refused");
-        let ControlError::DuplicateRank { first, second } = &refusal else { panic!("{refusal}") };
+        let ControlError::Rendezvous(DuplicateRank { first, second }) = &refusal else {
+            panic!("{refusal}")
+        };
         assert_eq!((first.rank, second.rank), (Rank::new(0), Rank::new(0)));
         assert_ne!(first.from, second.from);
         assert_eq!(first.pid, std::process::id());

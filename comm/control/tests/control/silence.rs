@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hsdp_control::{Bytes, ControlError, Loss, Rank, State};
+use hsdp_control::{Bytes, ConnectionError, Loss, Rank, State};
 
 use crate::exchange::{Exchange, in_one_world, lost, pause, wait_for};
 use crate::way::{Direction, Way};
@@ -40,7 +40,7 @@ fn who_stays_silent_is_lost_and_is_told_so() {
     let address = way.address;
     let expected =
         format!("the coordinator at {address} has declared rank 1 lost: silent for 1.05s");
-    assert_eq!(status.ended.as_ref().map(ControlError::to_string), Some(expected.clone()));
+    assert_eq!(status.ended.as_ref().map(ConnectionError::to_string), Some(expected.clone()));
     let refused =
         members[1].pass(&[(Rank::new(0), 0)], Bytes::new()).expect_err("it is a member no more");
     assert_eq!(refused.to_string(), expected);

@@ -4,7 +4,7 @@
 //! For any bytes the worst outcome is an error. A message that is accepted is within its bounds, and is the same when it
 //! is written and read again.
 
-use hsdp_control::wire::{Body, Frame, FromCoordinator, FromMember, Kind, Message, TAG};
+use hsdp_control::wire::{Body, Frame, FrameKind, FromCoordinator, FromMember, TAG, WireMessage};
 use hsdp_control::{Bytes, MOST_MESSAGE, State};
 use prost::Message as _;
 
@@ -15,19 +15,19 @@ pub(crate) fn frame(input: &[u8]) {
     let again = Frame::decode(Frame::from(kind.clone()).encode_to_vec().as_slice());
     assert_eq!(again.expect("it was written"), frame);
     match kind {
-        Kind::Hello(hello) => {
+        FrameKind::Hello(hello) => {
             assert!(hello.rank < hello.world && hello.world <= hsdp_control::MOST_RANKS);
             assert_eq!(hello.nonce.len(), TAG);
             is_short(&[&hello.job, &hello.build, &hello.host]);
         }
-        Kind::Challenge(challenge) => {
+        FrameKind::Challenge(challenge) => {
             assert_eq!((challenge.nonce.len(), challenge.proof.len()), (TAG, TAG));
         }
-        Kind::Proof(proof) => assert_eq!(proof.proof.len(), TAG),
-        Kind::Refusal(refusal) => {
+        FrameKind::Proof(proof) => assert_eq!(proof.proof.len(), TAG),
+        FrameKind::Refusal(refusal) => {
             is_short(&[&refusal.reason, refusal.job.as_deref().unwrap_or("")]);
         }
-        Kind::Authenticated(signed) => assert_eq!(signed.mac.len(), TAG),
+        FrameKind::Authenticated(signed) => assert_eq!(signed.mac.len(), TAG),
     }
 }
 
@@ -50,7 +50,7 @@ pub(crate) fn coordinator(input: &[u8]) {
 
 /// The message, if it is one; it is the same when it is written and read again. It takes a body only if it has one, and no longer one than
 /// members may send.
-fn read_twice<M: Message + Clone + PartialEq + std::fmt::Debug>(input: &[u8]) -> Option<M> {
+fn read_twice<M: WireMessage + Clone + PartialEq + std::fmt::Debug>(input: &[u8]) -> Option<M> {
     let mut message = M::read(input, Body::default()).ok()?;
     let again = M::read(&message.write(), Body::default());
     assert_eq!(again.expect("it was written"), message);

@@ -4,7 +4,7 @@
 mod corpus;
 mod inputs;
 
-use hsdp_control::wire::{Body, Frame, FromCoordinator, FromMember, Message as _};
+use hsdp_control::wire::{Body, Frame, FromCoordinator, FromMember, WireMessage as _};
 use prost::Message as _;
 
 #[test]

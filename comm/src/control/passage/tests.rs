@@ -1,12 +1,13 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::fuzzing::Kind;
-use crate::remote::Pool;
+use crate::fuzzing::MessageKind;
+use crate::remote::BufferPool;
 
-fn message(bytes: usize) -> Arc<Message> {
-    let pool = Arc::<Pool>::default();
-    let mut message = Message::write(&pool, Kind::Data, 0, b"header", bytes).expect("memory");
+fn message(bytes: usize) -> Arc<RankMessage> {
+    let pool = Arc::<BufferPool>::default();
+    let mut message =
+        RankMessage::write(&pool, MessageKind::Data, 0, b"header", bytes).expect("memory");
     message.body_mut().iter_mut().zip(0_u32..).for_each(|(byte, at)| *byte = at.to_le_bytes()[0]);
     Arc::new(message)
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use mpi_sys as ffi;
 
-use super::{Library, Locked, Request, answer, check, complete, constant, null_request};
-use crate::engine::{Alarm, Clock};
+use super::{Locked, MpiLibrary, MpiRequest, answer, check, complete, constant, null_request};
+use crate::engine::{Alarm, WaitClock};
 use crate::mpi::error::MpiError;
 use crate::mpi::job::TAGS;
 
@@ -24,7 +24,7 @@ const NAP: Duration = Duration::from_millis(1);
 /// The call to which all processes come at the end.
 const MEETING: &str = "MPI_Ireduce_scatter_block";
 
-impl Library {
+impl MpiLibrary {
     /// Ends MPI, when all processes have come to their ends.
     pub(super) fn end(&self) -> Result<(), MpiError> {
         if !self.is_ours || answer("MPI_Finalized", ffi::MPI_Finalized)? != 0 {
@@ -50,7 +50,7 @@ impl Locked<'_> {
         let others = (0..self.library.size).filter(|to| *to != self.library.rank);
         // A process that is gone cannot be told.
         let mut sending: Vec<_> = others.filter_map(|to| self.send(&[], to, EARLY).ok()).collect();
-        let mut clock = Clock::until(STAYS);
+        let mut clock = WaitClock::until(STAYS);
         while clock.alarm() != Alarm::Deadline {
             sending.retain_mut(|request| matches!(request.test("MPI_Test"), Ok(false)));
             let _ = crossbeam::channel::never::<()>().recv_timeout(NAP);
@@ -78,15 +78,15 @@ impl Locked<'_> {
             Some(found) => Err(MpiError::Early { process: found.from }),
             None => Ok(()),
         };
-        complete(MEETING, Request(request), self.library.deadline, none_parts)?;
+        complete(MEETING, MpiRequest(request), self.library.deadline, none_parts)?;
         Ok(*here)
     }
 
     /// Receives messages for which no thread waits, such as a word of leave, until `sent` were found: MPI is not finalized before.
     fn receive_until(&self, sent: u64) -> Result<(), MpiError> {
-        let Library { ref found, deadline, .. } = *self.library;
+        let MpiLibrary { ref found, deadline, .. } = *self.library;
         let any = constant(&raw const ffi::RSMPI_ANY_TAG);
-        let mut clock = Clock::until(deadline);
+        let mut clock = WaitClock::until(deadline);
         while found.load(Ordering::Relaxed) < sent {
             if let Some(found) = self.find(any)? {
                 // Never freed: where it does not come in time, MPI may write it later.

@@ -1,6 +1,7 @@
 //! The comparer of three ranks, without any messages.
 
 use super::*;
+use crate::WorldError::{Aborted, Mismatch};
 use crate::call::barrier_of;
 use crate::engine::judge::{MemberWait, Rolled};
 use crate::{Counts, Descriptor};
@@ -19,8 +20,8 @@ fn waiting(group: u64, missing: usize) -> RankState {
     RankState { waits: vec![Wait::Members(members)], ..RankState::default() }
 }
 
-fn report(urgency: Urgency, group: u64) -> Report {
-    Report { urgency, wait: WaitKey::new(&operation(group), None) }
+fn report(urgency: Urgency, group: u64) -> WaitReport {
+    WaitReport { urgency, wait: WaitKey::new(&operation(group), None) }
 }
 
 fn all() -> Vec<Rank> {
@@ -38,7 +39,7 @@ impl Test {
         Self { comparer: Comparer::default(), now: Instant::now() }
     }
 
-    fn turn(&mut self) -> Vec<Action> {
+    fn turn(&mut self) -> Vec<ComparerAction> {
         self.comparer.turn(self.now, all)
     }
 
@@ -46,14 +47,14 @@ impl Test {
     fn begins(&mut self) -> Question {
         let actions = self.turn();
         assert_eq!(actions.len(), 3, "{actions:?}");
-        let [Action::Say(_, Compared::Question(question)), ..] = &actions[..] else {
+        let [ComparerAction::Say(_, Compared::Question(question)), ..] = &actions[..] else {
             panic!("{actions:?}")
         };
         *question
     }
 
     /// The deeds of the comparer when all ranks have answered.
-    fn answered(&mut self, question: Question, states: [RankState; 3]) -> Vec<Action> {
+    fn answered(&mut self, question: Question, states: [RankState; 3]) -> Vec<ComparerAction> {
         for (rank, state) in (0..).map(Rank::new).zip(states) {
             self.comparer.answer(rank, question.number, state);
         }
@@ -61,10 +62,10 @@ impl Test {
     }
 }
 
-fn verdict(rank: usize, group: u64, culprit: Option<usize>) -> Action {
+fn verdict(rank: usize, group: u64, culprit: Option<usize>) -> ComparerAction {
     let wait = WaitKey::new(&operation(group), None);
     let culprit = culprit.map(Rank::new);
-    Action::Say(Rank::new(rank), Compared::Verdict(Verdict { wait, culprit }))
+    ComparerAction::Say(Rank::new(rank), Compared::Verdict(WaitVerdict { wait, culprit }))
 }
 
 #[test]
@@ -90,7 +91,7 @@ fn ranks_that_wait_for_each_other_end_the_world_after_two_looks() {
     test.now += GAP;
     let question = test.begins();
     let actions = test.answered(question, ring());
-    let [Action::End(Error::CollectiveMismatch { table })] = &actions[..] else {
+    let [ComparerAction::End(Error::World(Mismatch(table)))] = &actions[..] else {
         panic!("{actions:?}")
     };
     assert_eq!(table.rows.iter().map(|row| row.rank.index()).collect::<Vec<_>>(), [0, 1]);
@@ -153,7 +154,8 @@ fn the_last_state_of_a_rank_that_left_is_a_part_of_each_look() {
         last = test.comparer.turn(test.now, there);
         test.now += GAP;
     }
-    let [Action::End(Error::WorldAborted { rank, step: 7, reason, .. })] = &last[..] else {
+    let [ComparerAction::End(Error::World(Aborted { rank, step: 7, reason, .. }))] = &last[..]
+    else {
         panic!("{last:?}")
     };
     assert_eq!(*rank, Rank::new(2));
@@ -196,7 +198,7 @@ fn calls_of_nccl_that_differ_are_told_in_a_table_of_the_first() {
     assert_eq!(question.hashes, Hashes::Entry(group, 5), "at once");
     let entry = |entry| called(&[(4, 0), (5, 0)], Some(entry), true);
     let actions = test.answered(question, [entry(1), entry(1), entry(2)]);
-    let [Action::End(Error::CollectiveMismatch { table })] = &actions[..] else {
+    let [ComparerAction::End(Error::World(Mismatch(table)))] = &actions[..] else {
         panic!("{actions:?}")
     };
     let arrived = [1, 1, 2].map(|entry| Wanted::Arrived(operation(entry)));

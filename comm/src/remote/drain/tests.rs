@@ -194,11 +194,11 @@ fn calls_of_other_ranks_wait_for_their_epoch() {
     let mut drains = Drains::default();
     let [one, two] = [1, 2].map(Rank::new);
     let peers = BTreeSet::from([one, two]);
-    drains.put(two, (1, Calls::default())).expect("the first of the epoch");
-    drains.put(two, (0, Calls::default())).expect("the first of the epoch");
+    drains.put(two, 1, Calls::default()).expect("the first of the epoch");
+    drains.put(two, 0, Calls::default()).expect("the first of the epoch");
     assert_eq!(drains.missing(0, &peers), [one]);
-    assert!(drains.put(two, (0, Calls::default())).is_err());
-    drains.put(one, (0, Calls::default())).expect("the first of the epoch");
+    assert!(drains.put(two, 0, Calls::default()).is_err());
+    drains.put(one, 0, Calls::default()).expect("the first of the epoch");
     assert_eq!(drains.missing(0, &peers), []);
     assert_eq!(drains.take(0).len(), 2);
     assert_eq!(drains.missing(1, &peers), [one]);
@@ -210,10 +210,10 @@ fn a_rank_that_has_left_is_missed_by_the_calls_that_it_has_not_made() {
     let rank = Rank::new(1);
     let group = GroupId::of(&[Rank::new(0), rank], Channel::Gather);
     let calls = Calls { counts: vec![(group, 3)], unfinished: Vec::new() };
-    assert_eq!(drains.left_before((group, 3)), None, "it is there");
-    drains.put(rank, (ALL_EPOCHS, calls)).expect("it leaves once");
-    assert_eq!(drains.left_before((group, 2)), None);
-    assert_eq!(drains.left_before((group, 3)), Some(rank));
+    assert_eq!(drains.left_before(group, 3), None, "it is there");
+    drains.put(rank, ALL_EPOCHS, calls).expect("it leaves once");
+    assert_eq!(drains.left_before(group, 2), None);
+    assert_eq!(drains.left_before(group, 3), Some(rank));
 }
 
 /// A rank that leaves in the midst of a drain aborts its calls: its peers are not to wait for them.
@@ -236,11 +236,11 @@ fn a_rank_that_says_its_calls_of_many_epochs_is_refused() {
     let mut drains = Drains::default();
     let rank = Rank::new(1);
     for epoch in [4, 5, ALL_EPOCHS] {
-        drains.put(rank, (epoch, Calls::default())).expect("it is one epoch ahead, and leaves");
+        drains.put(rank, epoch, Calls::default()).expect("it is one epoch ahead, and leaves");
     }
-    let problem = drains.put(rank, (6, Calls::default())).expect_err("it cannot be so far ahead");
+    let problem = drains.put(rank, 6, Calls::default()).expect_err("it cannot be so far ahead");
     assert!(problem.contains("too many epochs"), "{problem}");
-    drains.put(Rank::new(2), (4, Calls::default())).expect("another rank");
+    drains.put(Rank::new(2), 4, Calls::default()).expect("another rank");
     drains.take(4);
-    drains.put(rank, (6, Calls::default())).expect("the first is used");
+    drains.put(rank, 6, Calls::default()).expect("the first is used");
 }

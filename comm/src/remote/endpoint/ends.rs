@@ -6,11 +6,11 @@ use std::time::Duration;
 use hsdp_sharding::Rank;
 
 use super::{Endpoint, FIRST_NAP};
-use crate::engine::{Operation, from_now};
+use crate::engine::{SharedOperation, from_now};
 use crate::remote::header::end_bytes;
-use crate::remote::message::Kind;
-use crate::remote::progress::{self, Turned};
-use crate::remote::transport::{Answer, Loss};
+use crate::remote::message::MessageKind;
+use crate::remote::progress::{self, ProgressTurn};
+use crate::remote::transport::{Answer, PeerLoss};
 use crate::{AbortReason, Error, sync};
 
 /// How long a process that forwards messages is waited for, if it cannot be asked.
@@ -46,7 +46,7 @@ impl Endpoint {
         match self.lowest().filter(|rank| *rank != self.rank) {
             None => self.end_with(error, error),
             Some(lowest) if self.ending.lock().see(error) => {
-                self.send_end(Kind::Proposal, error, vec![lowest]);
+                self.send_end(MessageKind::Proposal, error, vec![lowest]);
             }
             Some(_) => {}
         }
@@ -63,7 +63,7 @@ impl Endpoint {
         let decided = self.ending.lock().decide();
         if let Some(doomed) = decided {
             // Before any message of a rank that knows the end.
-            self.send_end(Kind::End, told, self.others(0..self.size));
+            self.send_end(MessageKind::End, told, self.others(0..self.size));
             self.state.end_here(own.clone(), &doomed);
         }
     }
@@ -72,7 +72,7 @@ impl Endpoint {
     pub(in crate::remote) fn hear_proposal(&self, from: Rank, error: &Error) {
         self.end_with(error, error);
         if let Some(end) = self.state.status.world_end() {
-            self.send_end(Kind::End, &end, vec![from]);
+            self.send_end(MessageKind::End, &end, vec![from]);
         }
     }
 
@@ -81,7 +81,7 @@ impl Endpoint {
         let decided = self.ending.lock().decide();
         if let Some(doomed) = decided {
             let lowest = self.lowest().filter(|rank| ![from, self.rank].contains(rank));
-            lowest.into_iter().for_each(|rank| self.send_end(Kind::End, error, vec![rank]));
+            lowest.into_iter().for_each(|rank| self.send_end(MessageKind::End, error, vec![rank]));
             self.state.end_here(error.clone(), &doomed);
         }
     }
@@ -117,18 +117,20 @@ impl Endpoint {
     fn answer_of_forwarder(&self) -> Option<Result<(), (Rank, AbortReason)>> {
         let mut progress = self.progress.try_lock()?;
         match progress.transport.forwarder() {
-            Answer::Heard => (progress.turn(self) != Turned::Something).then_some(Ok(())),
-            Answer::Silent(Loss { rank, cause }) => Some(Err((rank, progress.reason(rank, cause)))),
+            Answer::Heard => (progress.turn(self) != ProgressTurn::Something).then_some(Ok(())),
+            Answer::Silent(PeerLoss { rank, cause }) => {
+                Some(Err((rank, progress.reason(rank, cause))))
+            }
             Answer::Awaited => None,
         }
     }
 
-    fn send_end(&self, kind: Kind, error: &Error, to: Vec<Rank>) {
+    fn send_end(&self, kind: MessageKind, error: &Error, to: Vec<Rank>) {
         self.send(kind, &end_bytes(0, error, self.rank), to);
     }
 
     /// An operation fails with the end of the world, which is not known yet.
-    pub(crate) fn doom(&self, operation: Arc<Operation>) {
+    pub(crate) fn doom(&self, operation: Arc<SharedOperation>) {
         self.ending.lock().doomed.push(operation);
     }
 

@@ -1,4 +1,5 @@
-//! The comparison with which a world begins: process 0 gets the hello of each process, and sends all of them to each. `REMOTE.md`, "Beginning".
+//! The comparison with which a world begins: process 0 gets the hello of each process, and sends
+//! all of them to each. `REMOTE.md`, "Beginning".
 
 use std::mem;
 use std::time::Duration;
@@ -6,11 +7,11 @@ use std::time::Duration;
 use hsdp_sharding::Rank;
 
 use super::{Endpoint, FIRST_NAP, NAPS};
-use crate::Error;
-use crate::engine::{Alarm, Clock};
+use crate::engine::{Alarm, WaitClock};
 use crate::remote::header;
-use crate::remote::hello::{self, Asked, Hello};
-use crate::remote::message::Kind;
+use crate::remote::hello::{self, Asked, ProcessHello};
+use crate::remote::message::MessageKind;
+use crate::{Error, SetupError};
 
 /// The process that compares.
 const FIRST: Rank = Rank::new(0);
@@ -21,7 +22,7 @@ const WORD: Duration = Duration::from_secs(3);
 /// The hellos of all processes of the job, also of those beyond the ranks, by number.
 #[derive(Debug)]
 pub(super) struct Greeting {
-    pub(super) hellos: Vec<Option<Hello>>,
+    pub(super) hellos: Vec<Option<ProcessHello>>,
     /// Whether none comes any more.
     is_over: bool,
 }
@@ -45,11 +46,11 @@ impl Greeting {
 impl Endpoint {
     /// Notes the identity of this process and its request, or sends it to process 0.
     pub(super) fn introduce(&self, asked: Asked) {
-        let own = Hello::of(asked.size, &self.state.options);
+        let own = ProcessHello::of(asked.size, &self.state.options);
         if self.rank == FIRST {
             self.greeted(FIRST, own).expect("it is the first hello of this process");
         } else {
-            self.send(Kind::Hello, &header::bytes(&own), vec![FIRST]);
+            self.send(MessageKind::Hello, &header::bytes(&own), vec![FIRST]);
         }
     }
 
@@ -57,7 +58,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// The problem with it.
-    pub(in crate::remote) fn greeted(&self, from: Rank, hello: Hello) -> Result<(), String> {
+    pub(in crate::remote) fn greeted(&self, from: Rank, hello: ProcessHello) -> Result<(), String> {
         if self.rank != FIRST {
             return Err(format!("it is a hello to process {}, not {FIRST}", self.rank));
         }
@@ -79,7 +80,7 @@ impl Endpoint {
     pub(in crate::remote) fn welcomed(
         &self,
         from: Rank,
-        hellos: Vec<Option<Hello>>,
+        hellos: Vec<Option<ProcessHello>>,
     ) -> Result<(), String> {
         let mut greeting = self.greeting.lock();
         if from != FIRST || self.rank == FIRST || greeting.is_over {
@@ -98,18 +99,19 @@ impl Endpoint {
     fn welcome(&self, greeting: &mut Greeting) {
         if !mem::replace(&mut greeting.is_over, true) {
             let header = header::bytes(&greeting.hellos);
-            self.send(Kind::Welcome, &header, self.others(0..greeting.hellos.len()));
+            self.send(MessageKind::Welcome, &header, self.others(0..greeting.hellos.len()));
         }
     }
 
     /// Waits for the hellos of all processes, within the deadline of the world, and compares them.
     ///
     /// # Errors
-    /// [`Error::ConfigMismatch`] on all processes; [`Error::Incomplete`] if some do not come.
+    /// [`SetupError::ConfigMismatch`] on all processes; [`SetupError::Incomplete`] if some do not
+    /// come.
     pub(crate) fn greet(&self, deadline: Duration) -> Result<(), Error> {
         let is_first = self.rank == FIRST;
         let patience = if is_first { deadline } else { deadline.saturating_add(WORD) };
-        let mut clock = Clock::until(patience);
+        let mut clock = WaitClock::until(patience);
         let mut nap = FIRST_NAP;
         loop {
             let compared = self.greeting.lock().compared(deadline);
@@ -133,6 +135,6 @@ impl Endpoint {
     fn misses_the_first(&self, deadline: Duration) -> Error {
         let arrived = vec![self.rank.get()];
         let missing = vec![FIRST.get()];
-        Error::Incomplete { deadline, arrived, missing }
+        SetupError::Incomplete { deadline, arrived, missing }.into()
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{Endpoint, FIRST_NAP, NAPS};
 use crate::engine::from_now;
-use crate::remote::progress::Turned;
+use crate::remote::progress::ProgressTurn;
 
 /// The longest that it sleeps where it is woken for messages: it looks for lost ranks, and for contributions that wait.
 const SLEEP: Duration = Duration::from_millis(25);
@@ -17,18 +17,18 @@ impl Endpoint {
         loop {
             let turned = self.progress.lock().turn(self);
             let longest = match turned {
-                Turned::Something => {
+                ProgressTurn::Something => {
                     nap = FIRST_NAP;
                     continue;
                 }
                 _ if self.has_given_up() => return,
-                Turned::Awaits | Turned::Idle if self.is_closed() => return,
-                Turned::Sends => FIRST_NAP,
-                Turned::Relays | Turned::Awaits => NAPS[0],
-                Turned::Idle => NAPS[1],
+                ProgressTurn::Awaits | ProgressTurn::Idle if self.is_closed() => return,
+                ProgressTurn::Sends => FIRST_NAP,
+                ProgressTurn::Relays | ProgressTurn::Awaits => NAPS[0],
+                ProgressTurn::Idle => NAPS[1],
             };
             match turned {
-                Turned::Awaits | Turned::Idle if is_woken => self.sleep_until_called(),
+                ProgressTurn::Awaits | ProgressTurn::Idle if is_woken => self.sleep_until_called(),
                 _ => {
                     nap = nap.min(longest);
                     self.sleep(nap);

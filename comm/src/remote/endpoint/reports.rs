@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use hsdp_sharding::Rank;
 
-use super::{Endpoint, FIRST_NAP, Request};
+use super::{Endpoint, EndpointRequest, FIRST_NAP};
 use crate::engine::from_now;
 use crate::engine::judge::{RankState, WaitKey};
-use crate::remote::comparer::{Compared, GAP, Hashes, Report, Urgency, Verdict, rolled};
+use crate::remote::comparer::{Compared, GAP, Hashes, Urgency, WaitReport, WaitVerdict, rolled};
 use crate::remote::progress;
 use crate::sync;
 
@@ -22,7 +22,7 @@ pub(super) struct Reports(BTreeMap<WaitKey, Reported>);
 #[derive(Debug)]
 struct Reported {
     /// The last verdict.
-    verdict: Option<Verdict>,
+    verdict: Option<WaitVerdict>,
     /// When the last report was sent, and the time from one to the next while the rank is stalled.
     last: Option<Instant>,
     gap: Duration,
@@ -53,8 +53,8 @@ impl Endpoint {
     pub(crate) fn report(&self, urgency: Urgency, wait: WaitKey) {
         let Some(to) = self.lowest() else { return };
         if self.reports.lock().is_due(wait, urgency) {
-            let said = Compared::Report(Report { urgency, wait });
-            self.post(Request::Compare { to, said });
+            let said = Compared::Report(WaitReport { urgency, wait });
+            self.post(EndpointRequest::Compare { to, said });
         }
     }
 
@@ -68,7 +68,7 @@ impl Endpoint {
         self.reports.lock().0.remove(&wait);
     }
 
-    pub(in crate::remote) fn hear_verdict(&self, verdict: Verdict) {
+    pub(in crate::remote) fn hear_verdict(&self, verdict: WaitVerdict) {
         if let Some(reported) = self.reports.lock().0.get_mut(&verdict.wait) {
             reported.verdict = Some(verdict);
         }
@@ -84,7 +84,7 @@ impl Endpoint {
         let end = || self.state.status.world_end().map(|_| None);
         let found = || verdict().map(|it| it.culprit).or_else(end);
         let tell = |_| self.report(Urgency::Deadline, wait);
-        Ok(self.ask(PATIENCE, (tell, found))?.flatten())
+        Ok(self.ask(PATIENCE, tell, found)?.flatten())
     }
 
     /// This rank knows that ranks differ in calls of NCCL: the comparer is told, which finds the first difference. Waits for the end of
@@ -93,9 +93,9 @@ impl Endpoint {
     /// # Errors
     /// The rank that has the comparer, if that does not answer within the deadline.
     pub(crate) fn tell_difference(&self) -> Result<(), Rank> {
-        let tell = |to| self.post(Request::Compare { to, said: Compared::Differ });
+        let tell = |to| self.post(EndpointRequest::Compare { to, said: Compared::Differ });
         let found = || self.state.status.world_end();
-        self.ask(self.state.options.deadline, (tell, found)).map(drop)
+        self.ask(self.state.options.deadline, tell, found).map(drop)
     }
 
     /// Tells the comparer something, and each that follows it, and waits for its finding.
@@ -105,7 +105,8 @@ impl Endpoint {
     fn ask<T>(
         &self,
         patience: Duration,
-        (tell, found): (impl Fn(Rank), impl Fn() -> Option<T>),
+        tell: impl Fn(Rank),
+        found: impl Fn() -> Option<T>,
     ) -> Result<Option<T>, Rank> {
         let mut until = from_now(patience);
         let mut asked = None;

@@ -9,11 +9,12 @@ use std::{panic, thread};
 use hsdp_sharding::Rank;
 
 use super::*;
+use crate::WorldError::Aborted;
 use crate::call::barrier_of;
 use crate::engine::from_now;
 use crate::remote::buffer::Buffer;
 use crate::remote::progress;
-use crate::remote::transport::{Answer, Cause, Loss, TransportError};
+use crate::remote::transport::{Answer, Cause, PeerLoss, TransportError};
 use crate::threads::Core;
 use crate::{AbortReason, Channel, Counts, GroupId, Op, Pending, Tag, World, WorldOptions, remote};
 
@@ -21,15 +22,16 @@ use crate::{AbortReason, Channel, Counts, GroupId, Op, Pending, Tag, World, Worl
 #[derive(Default)]
 struct Silent {
     under_way: usize,
-    /// The reports of the transport: a rank that it has lost, and the rank that forwards all messages and does not answer.
-    lost: Option<Loss>,
-    silent: Option<Loss>,
+    /// The reports of the transport: a rank that it has lost, and the rank that forwards all
+    /// messages and does not answer.
+    lost: Option<PeerLoss>,
+    silent: Option<PeerLoss>,
     /// There as long as this is.
     _held: Arc<()>,
 }
 
 impl Transport for Silent {
-    fn send(&mut self, _: &[Rank], _: &Arc<Message>) -> Result<(), TransportError> {
+    fn send(&mut self, _: &[Rank], _: &Arc<RankMessage>) -> Result<(), TransportError> {
         Ok(())
     }
 
@@ -41,7 +43,7 @@ impl Transport for Silent {
         Ok(self.under_way)
     }
 
-    fn lost(&mut self) -> Result<Vec<Loss>, Loss> {
+    fn lost(&mut self) -> Result<Vec<PeerLoss>, PeerLoss> {
         Ok(self.lost.iter().cloned().collect())
     }
 
@@ -52,8 +54,8 @@ impl Transport for Silent {
     fn close(&mut self, _: Option<&Error>) {}
 }
 
-fn loss(rank: usize, cause: Cause) -> Loss {
-    Loss { rank: Rank::new(rank), cause }
+fn loss(rank: usize, cause: Cause) -> PeerLoss {
+    PeerLoss { rank: Rank::new(rank), cause }
 }
 
 /// The rank that the world's end names, and the reason, after as many turns as that takes.
@@ -61,7 +63,7 @@ fn end_after_turns(core: &Core, endpoint: &Endpoint) -> (Rank, AbortReason) {
     let until = from_now(Duration::from_secs(30));
     while Instant::now() < until {
         let _ = endpoint.hear();
-        if let Some(Error::WorldAborted { rank, reason, .. }) = core.state.status.world_end() {
+        if let Some(Error::World(Aborted { rank, reason, .. })) = core.state.status.world_end() {
             return (rank, reason);
         }
         thread::yield_now();
@@ -92,11 +94,13 @@ fn gone() -> Error {
 }
 
 /// The messages that are to be sent.
-fn messages(endpoint: &Endpoint) -> Vec<Kind> {
-    let kind = |request: Request| match request {
-        Request::Send { message, .. } | Request::Exchange { message, .. } => Some(message.kind()),
-        Request::Compare { .. } => Some(Kind::Compare),
-        Request::Open(_) => None,
+fn messages(endpoint: &Endpoint) -> Vec<MessageKind> {
+    let kind = |request: EndpointRequest| match request {
+        EndpointRequest::Send { message, .. } | EndpointRequest::Exchange { message, .. } => {
+            Some(message.kind())
+        }
+        EndpointRequest::Compare { .. } => Some(MessageKind::Compare),
+        EndpointRequest::Open(_) => None,
     };
     endpoint.requests().into_iter().filter_map(kind).collect()
 }
@@ -137,9 +141,9 @@ fn the_lowest_rank_decides_which_end_all_ranks_have() {
     };
     let (core, endpoint) = opened(Silent::default());
     endpoint.hear_proposal(Rank::new(2), &end(2));
-    assert_eq!(messages(&endpoint), [Kind::End, Kind::End], "all, and the proposer");
+    assert_eq!(messages(&endpoint), [MessageKind::End, MessageKind::End], "all, and the proposer");
     endpoint.hear_proposal(Rank::new(1), &end(1));
-    assert_eq!(messages(&endpoint), [Kind::End], "it is told of the first");
+    assert_eq!(messages(&endpoint), [MessageKind::End], "it is told of the first");
     endpoint.hear_end(Rank::new(1), &end(1));
     assert_eq!((messages(&endpoint), core.state.status.world_end()), (vec![], Some(end(2))));
     assert_eq!(core.end(end(0)), end(2));
@@ -149,12 +153,12 @@ fn the_lowest_rank_decides_which_end_all_ranks_have() {
 fn an_end_that_is_not_of_the_lowest_rank_is_passed_on_to_it_once() {
     let (core, endpoint) = opened_by(1, Silent::default());
     endpoint.hear_end(Rank::new(2), &gone());
-    assert_eq!(messages(&endpoint), [Kind::Hello, Kind::End]);
+    assert_eq!(messages(&endpoint), [MessageKind::Hello, MessageKind::End]);
     endpoint.hear_end(Rank::new(2), &gone());
     assert_eq!((messages(&endpoint), core.state.status.world_end()), (vec![], Some(gone())));
     let (core, endpoint) = opened_by(1, Silent::default());
     endpoint.hear_end(Rank::new(0), &gone());
-    assert_eq!(messages(&endpoint), [Kind::Hello], "the lowest rank knows its own");
+    assert_eq!(messages(&endpoint), [MessageKind::Hello], "the lowest rank knows its own");
     assert_eq!(core.state.status.world_end(), Some(gone()));
 }
 
@@ -215,7 +219,7 @@ fn who_gives_up_leaves_nothing_to_a_thread() {
 fn others_are_told_of_a_step_that_is_given_up_but_not_where_the_world_is_over() {
     let (core, endpoint) = opened(Silent::default());
     core.end_epoch(0, gone());
-    assert_eq!(messages(&endpoint), [Kind::Stop]);
+    assert_eq!(messages(&endpoint), [MessageKind::Stop]);
     core.state.end_here(gone(), &[]);
     core.end_epoch(1, gone());
     assert_eq!(messages(&endpoint), []);
@@ -237,8 +241,8 @@ fn a_rank_whose_connection_has_ended_is_unreachable_unless_its_process_is_known_
 fn late(core: &Core) -> Error {
     let ranks = [0, 1, 2].map(Rank::new);
     let awaited = barrier_of(GroupId::of(&ranks, Channel::User));
-    let arrived = vec![Rank::new(0)];
-    let missing = vec![Rank::new(1), Rank::new(2)];
+    let arrived = [Rank::new(0)].into();
+    let missing = [Rank::new(1), Rank::new(2)].into();
     let deadline = Duration::from_secs(1);
     let reason = AbortReason::Deadline { awaited: Arc::new(awaited), deadline, arrived, missing };
     core.state.ended_by(Rank::new(1), reason)
@@ -251,14 +255,15 @@ fn no_rank_is_late_while_its_messages_may_wait_in_a_silent_process() {
     let reason = AbortReason::Unreachable { problem: "it does not answer".into() };
     endpoint.await_forwarder();
     assert_eq!(core.state.status.world_end(), Some(core.state.ended_by(Rank::new(2), reason)));
-    assert_eq!(messages(&endpoint), [Kind::End], "that this rank hears nothing");
+    assert_eq!(messages(&endpoint), [MessageKind::End], "that this rank hears nothing");
 
     let (core, endpoint) = opened(Silent::default());
     endpoint.await_forwarder();
     assert_eq!(core.state.status.world_end(), None, "messages pass, and a rank may be late");
 }
 
-/// As if the process that forwards all messages were stopped until this rank asks it: nothing arrives before.
+/// As if the process that forwards all messages were stopped until this rank asks it: nothing
+/// arrives before.
 struct Stopped {
     other: Box<dyn Transport>,
     came: VecDeque<(Rank, Buffer)>,
@@ -266,7 +271,7 @@ struct Stopped {
 }
 
 impl Transport for Stopped {
-    fn send(&mut self, to: &[Rank], message: &Arc<Message>) -> Result<(), TransportError> {
+    fn send(&mut self, to: &[Rank], message: &Arc<RankMessage>) -> Result<(), TransportError> {
         self.other.send(to, message)
     }
 
@@ -279,7 +284,8 @@ impl Transport for Stopped {
         self.other.under_way()
     }
 
-    /// Answers when it has the messages that the test waits for: the hello of the other rank, and its part in the operation.
+    /// Answers when it has the messages that the test waits for: the hello of the other rank, and
+    /// its part in the operation.
     fn forwarder(&mut self) -> Answer {
         self.came.extend(self.other.receive().expect("a wire"));
         self.has_answered |= self.came.len() >= 2;

@@ -8,9 +8,11 @@ use hsdp_kernels::{Divisor, Wire};
 use hsdp_sharding::{DType, Rank, UnitId};
 
 use super::*;
+use crate::CallError::BadRank;
+use crate::WorldError::{self, Aborted, WorkFailed};
 use crate::engine::judge::{Issued, MemberWait, Numbers, RankState, Rolled, Wait, WaitKey};
 use crate::mismatch::{Mismatch, MismatchRow, Wanted};
-use crate::remote::comparer::{Compared, Hashes, Question, Report, Urgency, Verdict};
+use crate::remote::comparer::{Compared, Hashes, Question, Urgency, WaitReport, WaitVerdict};
 use crate::{
     AbortReason, Channel, Counts, Error, GroupId, Mistake, Op, Reduction, Scaling, Stage, Tag,
 };
@@ -71,8 +73,8 @@ fn ends() -> Vec<Error> {
     let rows = wanted.into_iter().map(|wanted| MismatchRow { rank: two, wanted }).collect();
     let table = Arc::new(Mismatch { problem: "ranks disagree".to_owned(), rows });
     let awaited = Arc::clone(&operation);
-    let arrived = vec![zero];
-    let missing = vec![two];
+    let arrived = [zero].into();
+    let missing = [two].into();
     let reasons = [
         AbortReason::Panicked { message: "it fell".into() },
         AbortReason::Left { awaited: Arc::clone(&awaited) },
@@ -82,22 +84,22 @@ fn ends() -> Vec<Error> {
         AbortReason::Unreachable { problem: "no wire".into() },
         AbortReason::Garbled { problem: "no message".into() },
     ];
-    let worlds = reasons.iter().map(|reason| Error::WorldAborted {
+    let worlds = reasons.iter().map(|reason| Aborted {
         rank: two,
         step: 8,
         operation: Some(Arc::clone(&operation)),
         reason: reason.clone(),
     });
-    let works = reasons.iter().map(|reason| Error::WorkFailed {
-        operation: Arc::clone(&operation),
-        reason: reason.clone(),
-    });
+    let works = reasons
+        .iter()
+        .map(|reason| WorkFailed { operation: Arc::clone(&operation), reason: reason.clone() });
     let step = |mistake| {
         let reason = "it overflowed".into();
         Error::StepAborted { rank: zero, step: 3, reason, mistake }
     };
     let steps = [None, Some(Mistake::of(&3))].map(step);
-    worlds.chain(works).chain([Error::CollectiveMismatch { table }]).chain(steps).collect()
+    let worlds = worlds.chain(works).chain([WorldError::Mismatch(table)]).map(Error::from);
+    worlds.chain(steps).collect()
 }
 
 #[test]
@@ -110,7 +112,7 @@ fn ends_are_the_same_on_the_other_side() {
 
 #[test]
 fn an_end_of_another_kind_passes_its_text_on() {
-    let end = Error::BadRank { rank: Rank::new(4), size: 4 };
+    let end = Error::from(BadRank { rank: Rank::new(4), size: 4 });
     let (_, passed) = end_of(&end_bytes(0, &end, Rank::new(1))).expect("it is an end");
     assert!(passed.to_string().contains(&end.to_string()), "{passed}");
     assert!(passed.is_fatal());
@@ -119,7 +121,8 @@ fn an_end_of_another_kind_passes_its_text_on() {
 #[test]
 fn an_end_that_is_too_long_is_shortened() {
     let reason = AbortReason::Panicked { message: "x".repeat(3 << 20).into() };
-    let end = Error::WorldAborted { rank: Rank::new(2), step: 1, operation: None, reason };
+    let end = Aborted { rank: Rank::new(2), step: 1, operation: None, reason };
+    let end = Error::from(end);
     let bytes = end_bytes(0, &end, Rank::new(2));
     assert!(bytes.len() < 1 << 20);
     let (_, passed) = end_of(&bytes).expect("it is an end");
@@ -162,12 +165,12 @@ fn state() -> RankState {
 fn compared() -> Vec<Compared> {
     let wait = WaitKey::new(&descriptor(), Some(3));
     let reports = [Urgency::Stalled, Urgency::Late, Urgency::Deadline]
-        .map(|urgency| Compared::Report(Report { urgency, wait }));
+        .map(|urgency| Compared::Report(WaitReport { urgency, wait }));
     let group = descriptor().group;
     let questions = [Hashes::Last, Hashes::All(group), Hashes::Entry(group, 1 << 33)]
         .map(|hashes| Compared::Question(Question { number: 3, hashes }));
     let verdicts =
-        [None, Some(Rank::new(4))].map(|culprit| Compared::Verdict(Verdict { wait, culprit }));
+        [None, Some(Rank::new(4))].map(|culprit| Compared::Verdict(WaitVerdict { wait, culprit }));
     let states = [state(), RankState::default()].map(|state| Compared::State(7, state));
     let reports = reports.into_iter().chain([Compared::Differ]);
     reports.chain(questions).chain(verdicts).chain(states).collect()
@@ -187,7 +190,7 @@ fn rows_say_who_waits_for_whom() {
     let missing = vec![Rank::new(1)];
     let row = MismatchRow { rank: Rank::new(0), wanted: Wanted::Waiting { operation, missing } };
     let table = Mismatch { problem: String::new(), rows: vec![row.clone(), row] };
-    let error = Error::CollectiveMismatch { table: Arc::new(table) };
+    let error = Error::from(WorldError::Mismatch(Arc::new(table)));
     assert_eq!(end_of(&end_bytes(0, &error, Rank::new(0))), Ok((0, error)));
 }
 

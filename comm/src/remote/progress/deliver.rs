@@ -10,9 +10,9 @@ use crate::pattern::rounds;
 use crate::remote::drain::calls_of;
 use crate::remote::endpoint::Endpoint;
 use crate::remote::header::{self, DataHeader, end_of};
-use crate::remote::hello::Hello;
+use crate::remote::hello::ProcessHello;
 use crate::remote::mailbox::Open;
-use crate::remote::message::{Kind, Message};
+use crate::remote::message::{MessageKind, RankMessage};
 use crate::remote::relay::Come;
 use crate::remote::transmit::{DataMessage, Payload};
 use crate::{AbortReason, Error};
@@ -58,10 +58,10 @@ impl Progress {
         &mut self,
         endpoint: &Endpoint,
         from: Rank,
-        message: Message,
+        message: RankMessage,
     ) -> Result<(), String> {
-        let is_last = matches!(message.kind(), Kind::Stop | Kind::Left);
-        if message.kind() == Kind::Left {
+        let is_last = matches!(message.kind(), MessageKind::Stop | MessageKind::Left);
+        if message.kind() == MessageKind::Left {
             self.relay.hear_that_leaves(from);
         }
         if is_last && !self.relay.is_in_order(from, message.exchanged()) {
@@ -71,47 +71,48 @@ impl Progress {
         self.act(endpoint, from, message)
     }
 
-    fn act(&mut self, endpoint: &Endpoint, from: Rank, message: Message) -> Result<(), String> {
+    fn act(&mut self, endpoint: &Endpoint, from: Rank, message: RankMessage) -> Result<(), String> {
         let encoded = message.header();
         match message.kind() {
-            Kind::Data => {
+            MessageKind::Data => {
                 let data_header = header::read(encoded)?;
                 let round = message.round();
                 let payload = Payload::whole(message);
                 self.put(endpoint, from, DataMessage { data_header, round, payload })?;
             }
-            Kind::Compare => {
+            MessageKind::Compare => {
                 let said = header::read(encoded)?;
                 endpoint.state.record(endpoint.rank).ledger.moved(BACKGROUND);
                 self.hear(endpoint, from, said);
             }
-            Kind::Exchange => self.relay.receive(from, message)?,
-            Kind::Drain => endpoint.drains().put(from, calls_of(encoded)?)?,
-            Kind::Stop => self.stop(endpoint, from, end_of(encoded)?)?,
-            Kind::Proposal => endpoint.hear_proposal(from, &end_of(encoded)?.1),
-            Kind::End => endpoint.hear_end(from, &end_of(encoded)?.1),
-            Kind::Left => {
+            MessageKind::Exchange => self.relay.receive(from, message)?,
+            MessageKind::Drain => {
+                let (epoch, calls) = calls_of(encoded)?;
+                endpoint.drains().put(from, epoch, calls)?;
+            }
+            MessageKind::Stop => {
+                let (epoch, end) = end_of(encoded)?;
+                self.stop(endpoint, from, epoch, end)?;
+            }
+            MessageKind::Proposal => endpoint.hear_proposal(from, &end_of(encoded)?.1),
+            MessageKind::End => endpoint.hear_end(from, &end_of(encoded)?.1),
+            MessageKind::Left => {
                 self.comparer.left.insert(from, header::read(encoded)?);
                 endpoint.state.record(from).leave();
                 endpoint.state.status.ring();
                 self.look_at_all(endpoint);
             }
-            Kind::Hello => {
+            MessageKind::Hello => {
                 self.processes.see(from, &header::read(encoded)?);
                 greeted(endpoint, from, &message)?;
             }
-            Kind::Welcome => self.welcome(endpoint, from, header::read(encoded)?)?,
+            MessageKind::Welcome => self.welcome(endpoint, from, header::read(encoded)?)?,
         }
         Ok(())
     }
 
     /// Another rank brings nothing more to an epoch.
-    fn stop(
-        &self,
-        endpoint: &Endpoint,
-        from: Rank,
-        (epoch, end): (u64, Error),
-    ) -> Result<(), String> {
+    fn stop(&self, endpoint: &Endpoint, from: Rank, epoch: u64, end: Error) -> Result<(), String> {
         if !endpoint.state.record(from).stop(epoch) {
             return Err(format!("it ends epoch {epoch}, but not all epochs before"));
         }
@@ -125,7 +126,7 @@ impl Progress {
         &mut self,
         endpoint: &Endpoint,
         from: Rank,
-        hellos: Vec<Option<Hello>>,
+        hellos: Vec<Option<ProcessHello>>,
     ) -> Result<(), String> {
         endpoint.welcomed(from, hellos.clone())?;
         for (rank, hello) in hellos.iter().take(endpoint.state.records.len()).enumerate() {
@@ -155,9 +156,13 @@ pub(super) fn look(endpoint: &Endpoint, open: &Open) {
 }
 
 /// Takes in a hello. Other messages of processes beyond the ranks mean nothing here.
-pub(super) fn greeted(endpoint: &Endpoint, from: Rank, message: &Message) -> Result<(), String> {
+pub(super) fn greeted(
+    endpoint: &Endpoint,
+    from: Rank,
+    message: &RankMessage,
+) -> Result<(), String> {
     match message.kind() {
-        Kind::Hello => endpoint.greeted(from, header::read(message.header())?),
+        MessageKind::Hello => endpoint.greeted(from, header::read(message.header())?),
         _ => Ok(()),
     }
 }

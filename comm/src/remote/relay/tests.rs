@@ -2,7 +2,7 @@ use super::*;
 use crate::Descriptor;
 use crate::call::barrier_of;
 use crate::remote::header::bytes;
-use crate::remote::message::Kind;
+use crate::remote::message::MessageKind;
 
 const KEY: ExchangeKey = ExchangeKey { epoch: 0, number: 0 };
 
@@ -11,7 +11,7 @@ fn relay(rank: usize, size: usize) -> Relay {
 }
 
 /// The message of any rank of so many to the exchange of this number.
-fn contribution(size: usize, number: u64) -> Arc<Message> {
+fn contribution(size: usize, number: u64) -> Arc<RankMessage> {
     let descriptor = Arc::new(Descriptor {
         channel: Channel::Control,
         sequence: number,
@@ -20,11 +20,11 @@ fn contribution(size: usize, number: u64) -> Arc<Message> {
     });
     let header = DataHeader { descriptor, step: 0, form: Default::default() };
     let header = bytes(&header);
-    Arc::new(Message::write(&Arc::default(), Kind::Data, 0, &header, 0).expect("memory"))
+    Arc::new(RankMessage::write(&Arc::default(), MessageKind::Data, 0, &header, 0).expect("memory"))
 }
 
 /// A message of a rank below, with contributions of these ranks.
-fn batch(size: usize, key: ExchangeKey, ranks: &[usize]) -> Message {
+fn batch(size: usize, key: ExchangeKey, ranks: &[usize]) -> RankMessage {
     let one = |rank: &usize| {
         let message = contribution(size, 0);
         let rank = Rank::new(*rank);
@@ -32,11 +32,11 @@ fn batch(size: usize, key: ExchangeKey, ranks: &[usize]) -> Message {
         Forwarded { rank, header, payload: Payload::part(&message, 0..0) }
     };
     let contributions = ranks.iter().map(one).collect();
-    Batch { key, contributions }.write(&Arc::default()).expect("there is memory")
+    ExchangeBatch { key, contributions }.write(&Arc::default()).expect("there is memory")
 }
 
-fn last(kind: Kind, exchanged: u64) -> Message {
-    let message = Message::write(&Arc::default(), kind, 0, &[], 0).expect("memory");
+fn last(kind: MessageKind, exchanged: u64) -> RankMessage {
+    let message = RankMessage::write(&Arc::default(), kind, 0, &[], 0).expect("memory");
     message.after(exchanged)
 }
 
@@ -56,7 +56,7 @@ fn come(relay: &mut Relay) -> Vec<(usize, &'static str)> {
 fn a_last_message_follows_the_contributions_before_it() {
     let mut leaf = relay(2, 3);
     assert!(!leaf.is_in_order(Rank::new(1), 1));
-    leaf.hold_back(Rank::new(1), last(Kind::Left, 1));
+    leaf.hold_back(Rank::new(1), last(MessageKind::Left, 1));
     leaf.receive(Rank::new(0), batch(3, KEY, &[0, 1])).expect("it is from above");
     assert_eq!(come(&mut leaf), [(0, "contribution"), (1, "contribution"), (1, "last")]);
     assert!(leaf.is_in_order(Rank::new(1), 1) && leaf.held_back.is_empty());
@@ -65,14 +65,14 @@ fn a_last_message_follows_the_contributions_before_it() {
 #[test]
 fn a_last_message_waits_no_longer_than_for_a_moment_when_a_rank_on_its_way_leaves() {
     let mut leaf = relay(2, 3);
-    leaf.hold_back(Rank::new(1), last(Kind::Stop, 1));
+    leaf.hold_back(Rank::new(1), last(MessageKind::Stop, 1));
     leaf.held_back[0].0 = Instant::now().checked_sub(PATIENCE).expect("not so early");
     leaf.look_for_overdue();
     assert_eq!(come(&mut leaf), [], "what is late may come");
     leaf.hear_that_leaves(Rank::new(0));
     leaf.look_for_overdue();
     assert_eq!(come(&mut leaf), [(1, "last")]);
-    leaf.hold_back(Rank::new(1), last(Kind::Stop, 1));
+    leaf.hold_back(Rank::new(1), last(MessageKind::Stop, 1));
     leaf.look_for_overdue();
     assert_eq!(come(&mut leaf), [], "it has just come");
 }

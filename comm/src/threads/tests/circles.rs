@@ -3,10 +3,11 @@
 use std::thread;
 
 use super::*;
+use crate::WorldError::Mismatch;
 
 /// A world of three ranks, all of whose calls came from this thread: 0 waits for 1, 1 for 2 and 2
 /// for 0.
-fn circle() -> (Arc<Core>, [Arc<Operation>; 3]) {
+fn circle() -> (Arc<Core>, [Arc<SharedOperation>; 3]) {
     let core = core();
     core.state.records.iter().for_each(|record| record.enter(&descriptor(0, 5)));
     (core, [&[0, 2], &[0, 1], &[1, 2]].map(|arrived: &[usize; 2]| gathering(arrived)))
@@ -63,6 +64,6 @@ fn a_rank_that_waits_for_a_circle_looks_too_whatever_its_other_threads_do() {
     let _circle = [core.state.record(Rank::new(2)).block_on(&pair), waits(1), waits(0)];
     let issue = || core.state.record(Rank::new(0)).enter(&descriptor(0, 5));
     thread::scope(|scope| scope.spawn(issue).join().expect("no panic"));
-    let Some(Error::CollectiveMismatch { table }) = looked(&core) else { panic!("they are stuck") };
+    let Some(Error::World(Mismatch(table))) = looked(&core) else { panic!("they are stuck") };
     assert_eq!(table.rows.len(), 3);
 }

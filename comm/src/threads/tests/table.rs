@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use hsdp_sharding::Rank;
 
 use super::{aborted, arrive, complete, ranks, taken};
-use crate::engine::{Arrived, Gatherings, Key, Operation};
+use crate::engine::{Arrived, Gatherings, Key, SharedOperation};
 use crate::{Channel, Error, GroupId};
 use hsdp_flight::Origin;
 
@@ -13,16 +13,16 @@ fn key(epoch: u64, sequence: u64) -> Key {
     Key { group: GroupId::of(&ranks(), Channel::User), epoch, sequence }
 }
 
-fn make(key: Key) -> Result<Arc<Operation>, Error> {
-    Ok(Arc::new(Operation::new(key, &ranks(), Origin::now())))
+fn make(key: Key) -> Result<Arc<SharedOperation>, Error> {
+    Ok(Arc::new(SharedOperation::new(key, &ranks(), Origin::now())))
 }
 
-fn enter(table: &Gatherings, key: Key) -> Arc<Operation> {
+fn enter(table: &Gatherings, key: Key) -> Arc<SharedOperation> {
     table.enter(key, || make(key)).expect("admitted")
 }
 
 /// All arrive and take their outputs.
-fn run(table: &Gatherings, operation: &Operation) {
+fn run(table: &Gatherings, operation: &SharedOperation) {
     for slot in 0..3 {
         if let last @ Arrived::Last(..) = arrive(operation, slot, 5) {
             table.remove(operation.key);
@@ -95,7 +95,7 @@ fn a_table_gives_operations_in_the_order_of_their_keys() {
         .flat_map(|group| (0..10).rev().map(move |epoch| Key { group, epoch, sequence: 0 }));
     let mut made: Vec<_> = keys.map(|key| enter(&table, key)).collect();
     made.sort_by_key(|operation| operation.key);
-    let are_made = |listed: Vec<Arc<Operation>>| {
+    let are_made = |listed: Vec<Arc<SharedOperation>>| {
         listed.len() == 20 && listed.iter().zip(&made).all(|(it, other)| Arc::ptr_eq(it, other))
     };
     assert!(are_made(table.snapshot()));

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use hsdp_comm::CallError::Reentrant;
 use hsdp_comm::{Channel, Error, Op, Pending, World, WorldOptions};
 
 use super::{LARGE, Reading, layout, reduce, tag};
@@ -54,7 +55,9 @@ fn a_wait_from_inside_the_work_of_another_operation_is_refused() {
             refused.lock().expect("not poisoned").push((world.rank(), found));
         });
         for (rank, found) in refused.into_inner().expect("not poisoned") {
-            let Some(Err(Error::Reentrant { op, rank: of })) = found else { panic!("{found:?}") };
+            let Some(Err(Error::Call(Reentrant { op, rank: of }))) = found else {
+                panic!("{found:?}")
+            };
             assert_eq!((op, of), (Op::Barrier, rank));
         }
     }

@@ -3,6 +3,7 @@
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
+use hsdp_comm::WorldError::Aborted;
 use hsdp_comm::{Channel, Error, Reduction, WorldOptions};
 use hsdp_sharding::Rank;
 
@@ -36,7 +37,7 @@ fn a_missed_deadline_names_who_is_missing_on_all_ranks() {
         end.expect_err("the deadline passes")
     });
     for end in ends {
-        let Ok(Error::WorldAborted { rank, step, operation, reason }) = end else {
+        let Ok(Error::World(Aborted { rank, step, operation, reason })) = end else {
             panic!("{end:?}")
         };
         assert_eq!((rank, step), (Rank::new(1), 7));
@@ -69,7 +70,7 @@ fn a_rank_that_waits_itself_is_not_named() {
     let ends: Vec<Error> = ends.into_iter().flat_map(|end| end.expect("no panic")).collect();
     assert_eq!(ends.len(), 2);
     for end in ends {
-        assert!(matches!(end, Error::WorldAborted { rank, .. } if rank == Rank::new(2)), "{end}");
+        assert!(matches!(end, Error::World(Aborted { rank, .. }) if rank == Rank::new(2)), "{end}");
     }
 }
 

@@ -3,6 +3,7 @@
 use std::error::Error as StdError;
 use std::time::Instant;
 
+use hsdp_comm::WorldError::Aborted;
 use hsdp_comm::{AbortReason, Between, Channel, Error, RankFailure, WorldOptions, launch};
 use hsdp_sharding::Rank;
 
@@ -29,7 +30,7 @@ fn an_error_ends_the_world_and_the_others_get_its_text() {
                 assert_eq!(error.to_string(), "the tokens cannot be read");
                 continue;
             }
-            let Some(Error::WorldAborted { rank: culprit, reason, .. }) = error.downcast_ref()
+            let Some(Error::World(Aborted { rank: culprit, reason, .. })) = error.downcast_ref()
             else {
                 panic!("{between:?}, rank {rank}: {error}")
             };

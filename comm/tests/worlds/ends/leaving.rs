@@ -3,6 +3,7 @@
 use std::thread;
 use std::time::Instant;
 
+use hsdp_comm::WorldError::Aborted;
 use hsdp_comm::{AbortReason, Channel, Error, Reduction, World, WorldOptions};
 use hsdp_sharding::Rank;
 
@@ -13,7 +14,7 @@ use crate::common::outcomes;
 fn is_left_by_rank_0(end: &Error) -> bool {
     matches!(
         end,
-        Error::WorldAborted { rank, reason: AbortReason::Left { .. }, .. } if *rank == Rank::new(0)
+        Error::World(Aborted { rank, reason: AbortReason::Left { .. }, .. }) if *rank == Rank::new(0)
     )
 }
 

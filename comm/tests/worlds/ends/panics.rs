@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::Instant;
 
+use hsdp_comm::WorldError::Aborted;
 use hsdp_comm::{Error, StepFailure, World, WorldOptions};
 
 use super::{PROMPTLY, sum};
@@ -44,7 +45,7 @@ fn a_panic_is_told_as_the_end_of_the_world_and_not_of_the_step_before() {
         });
         for (rank, end) in ends.into_iter().enumerate().filter(|(rank, _)| *rank != 1) {
             let end = end.expect("no panic");
-            assert!(matches!(end, Error::WorldAborted { .. }), "rank {rank}: {end}");
+            assert!(matches!(end, Error::World(Aborted { .. })), "rank {rank}: {end}");
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Worlds that are given up.
 
+use hsdp_comm::WorldError::Aborted;
 use hsdp_comm::{Channel, Error, StepFailure, World, WorldOptions};
 
 use super::{settled, sum, tag};
@@ -34,7 +35,7 @@ fn groups_of_one_end_with_their_world_too() {
     assert_eq!(world.next_epoch(), 1);
     assert_eq!(sum(&world, vec![1.0]), Ok(vec![1.0]));
     world.abort("enough");
-    assert!(matches!(sum(&world, vec![1.0]), Err(Error::WorldAborted { .. })));
+    assert!(matches!(sum(&world, vec![1.0]), Err(Error::World(Aborted { .. }))));
 }
 
 #[test]

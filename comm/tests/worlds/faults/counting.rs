@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use hsdp_comm::CallError::Injected;
 use hsdp_comm::{
     Channel, Error, Fault, FaultKind, FaultPlace, Stage, StepFailure, Tag, World, WorldOptions,
 };
@@ -121,7 +122,7 @@ fn nothing_comes_after_what_ends_the_call() {
     let kinds = [FaultKind::Error, FaultKind::OutOfMemory];
     let world = alone(kinds.map(|kind| Fault::at(Rank::new(0), 0, 0, kind)));
     let end = settled(world.world_group(Channel::User).barrier(Tag::default()));
-    assert!(matches!(end, Err(Error::Injected { .. })), "{end:?}");
+    assert!(matches!(end, Err(Error::Call(Injected { .. }))), "{end:?}");
     assert_eq!(world.armed_faults(), [], "they were both due");
 }
 

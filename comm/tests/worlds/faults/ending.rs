@@ -1,5 +1,6 @@
 //! Faults that end the call: panic, error, out of memory, leave.
 
+use hsdp_comm::CallError::{Injected, OutOfMemory};
 use hsdp_comm::{Error, Fault, FaultKind, Op, Stage};
 use hsdp_sharding::UnitId;
 
@@ -27,7 +28,7 @@ fn panic() {
 #[test]
 fn error() {
     let (own, others) = apart(steps_with((UnitId::new(1), Stage::Reduce), FaultKind::Error));
-    assert!(matches!(own, Error::Injected { op: Op::AllReduce, rank: CULPRIT, step: 1, .. }));
+    assert!(matches!(own, Error::Call(Injected { op: Op::AllReduce, rank: CULPRIT, step: 1, .. })));
     assert!(!own.is_fatal());
     assert_names(&own.to_string(), &["rank 1, step 1: an injected error, in unit 1, reduce"]);
     assert_names(&others, &LEFT);
@@ -36,7 +37,7 @@ fn error() {
 #[test]
 fn out_of_memory() {
     let (own, others) = apart(steps_with(Stage::Reduce, FaultKind::OutOfMemory));
-    assert!(matches!(own, Error::OutOfMemory { op: Op::AllReduce, step: 1, bytes: 20, .. }));
+    assert!(matches!(own, Error::Call(OutOfMemory { op: Op::AllReduce, step: 1, bytes: 20, .. })));
     let expected =
         "all_reduce on rank 1, step 1: out of memory: 20 bytes for its elements, in unit 1";
     assert_names(&own.to_string(), &[expected]);
@@ -67,7 +68,7 @@ fn leave() {
                 continue;
             }
             let expected = if call == 0 { "it leaves its world" } else { "it left its world" };
-            assert!(matches!(end, Error::Injected { rank: CULPRIT, .. }), "{end}");
+            assert!(matches!(end, Error::Call(Injected { rank: CULPRIT, .. })), "{end}");
             assert_names(&end.to_string(), &[expected, "by an injected fault"]);
         }
     }

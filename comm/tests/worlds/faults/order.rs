@@ -1,5 +1,6 @@
 //! Calls in the wrong place: swapped order, skipped call, extra call.
 
+use hsdp_comm::CallError::Injected;
 use hsdp_comm::{Error, Fault, FaultKind, Stage};
 use hsdp_sharding::UnitId;
 
@@ -107,7 +108,7 @@ fn what_a_group_of_one_cannot_see_is_refused() {
                 continue;
             }
             let error = outcome.expect_err("it is refused");
-            assert!(matches!(error, Error::Injected { rank: CULPRIT, .. }), "{error}");
+            assert!(matches!(error, Error::Call(Injected { rank: CULPRIT, .. })), "{error}");
             let why =
                 format!("an injected fault ({kind}) that a group of one cannot detect, in user");
             assert_names(&error.to_string(), &["all_gather on rank 1, step 0: ", &why]);

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use hsdp_comm::WorldError::BadFault;
 use hsdp_comm::{
     Between, Channel, Error, Fault, FaultKind, Pending, Rendezvous, Tag, World, WorldOptions,
 };
@@ -55,7 +56,7 @@ fn the_ranks_of_a_local_world_find_it_over() {
                 let group = world.world_group(Channel::User);
                 let end = group.barrier(Tag::default()).and_then(Pending::wait);
                 let end = end.expect_err("it is over");
-                assert!(matches!(end, Error::BadFault { .. }) && end.is_fatal(), "{end}");
+                assert!(matches!(end, Error::World(BadFault { .. })) && end.is_fatal(), "{end}");
                 assert!(end.to_string().ends_with(problem), "{end}");
                 assert_eq!(world.end(), Some(end));
             }

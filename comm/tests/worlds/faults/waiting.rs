@@ -3,6 +3,7 @@
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
+use hsdp_comm::CallError::Injected;
 use hsdp_comm::{Channel, Error, Fault, FaultKind, Stage, World, WorldOptions};
 use hsdp_sharding::{Rank, UnitId};
 
@@ -64,7 +65,7 @@ fn a_frozen_rank_that_nobody_waits_for_goes_on_when_all_others_have_left() {
         if world.rank() == CULPRIT { settled(gather(&world, 0)).map(drop) } else { Ok(()) }
     });
     let own = outcomes.remove(CULPRIT.index()).expect("no panic").expect_err("it is alone");
-    assert!(matches!(own, Error::Injected { rank: CULPRIT, step: 0, .. }), "{own}");
+    assert!(matches!(own, Error::Call(Injected { rank: CULPRIT, step: 0, .. })), "{own}");
     assert_names(&own.to_string(), &["until all others had left, in unit 0, gather"]);
     assert_eq!(outcomes, [Ok(Ok(())), Ok(Ok(()))]);
 }

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use hsdp::WorldError::BadFault;
 use hsdp::testing::{Between, Fault, FaultKind, FaultPlace};
 use hsdp::{
     CommError, Error, FullCopies, ModelOptions, Rank, ShardedModel, Stage, World, WorldOptions,
@@ -31,7 +32,7 @@ fn a_fault_at_a_unit_that_the_model_does_not_have_is_refused_on_all_ranks() {
             let fault = Fault::at(Rank::new(1), 0, place, FaultKind::Panic);
             for ended in launched(2, with(fault, between), |world| model(world).map(drop)) {
                 let error = ended.expect("no panic").expect_err("it is refused");
-                assert!(matches!(error, Error::Comm(CommError::BadFault { .. })), "{error}");
+                assert!(matches!(error, Error::Comm(CommError::World(BadFault { .. }))), "{error}");
                 assert!(error.is_fatal());
                 let expected = format!("fault `{fault}`: the model has 3 units, numbered from 0");
                 assert_eq!(error.to_string(), expected);

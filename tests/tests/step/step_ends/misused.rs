@@ -11,6 +11,7 @@ use hsdp::{
     Accumulation, Error, GradientValues, Gradients, LossSum, ModelOptions, PassHandle,
     ShardedModel, StepOptions, UnitGradients, Values, World,
 };
+use hsdp_comm::WorldError::Aborted;
 use hsdp_comm::{AbortReason, Error as CommError};
 use hsdp_tests::support::models::{one_parameter, unit};
 use hsdp_tests::support::springs::{self, Batch};
@@ -134,7 +135,7 @@ fn an_update_that_panics_ends_the_world_where_the_next_step_would_begin() {
         });
         for (rank, told) in told.into_iter().enumerate() {
             let told = told.expect_err("parameters are half updated");
-            let Error::Comm(CommError::WorldAborted { rank: culprit, reason, .. }) = &told else {
+            let Error::Comm(CommError::World(Aborted { rank: culprit, reason, .. })) = &told else {
                 panic!("rank {rank}: {told}");
             };
             let AbortReason::Requested { reason } = reason else { panic!("rank {rank}: {told}") };

@@ -8,7 +8,8 @@ use hsdp::{
     AdamW, AdamWOptions, Error, LossSum, ModelOptions, Rank, ShardedModel, Step, StepOptions,
     UnitGradients, World, WorldOptions,
 };
-use hsdp_comm::{AbortReason, Fault, FaultKind, Stage, StepFailure};
+use hsdp_comm::WorldError::Aborted;
+use hsdp_comm::{AbortReason, Error as CommError, Fault, FaultKind, Stage, StepFailure};
 use hsdp_tests::support::models::{three_units, unit};
 use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::worlds::{common, launched, mesh, on_ranks, outcomes};
@@ -180,8 +181,7 @@ fn train_until_the_end(world: World, after: impl Fn(u64)) -> Result<(), Error> {
 
 /// The end of a world names rank 2, its step, and its words.
 fn named(error: &Error, rank: usize) {
-    let Error::Comm(hsdp_comm::Error::WorldAborted { rank: culprit, step, reason, .. }) = error
-    else {
+    let Error::Comm(CommError::World(Aborted { rank: culprit, step, reason, .. })) = error else {
         panic!("rank {rank}: {error}");
     };
     assert_eq!((culprit.index(), *step), (2, 1), "rank {rank}: {error}");

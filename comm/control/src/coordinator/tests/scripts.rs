@@ -1,4 +1,5 @@
-//! Random scripts of members' actions, in any order: the messages of the coordinator are always consistent.
+//! Random scripts of members' actions, in any order: the messages of the coordinator are always
+//! consistent.
 
 use std::collections::BTreeSet;
 
@@ -38,7 +39,7 @@ struct Members {
     told: Told,
     open: BTreeSet<usize>,
     welcome: BTreeSet<usize>,
-    failure: Option<ControlError>,
+    failure: Option<RendezvousError>,
     /// The messages that members have sent to members that are there.
     sent: Vec<(usize, u32)>,
 }

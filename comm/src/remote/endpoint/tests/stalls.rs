@@ -1,6 +1,7 @@
 //! Ranks that cannot go on, and devices that wait in calls of NCCL.
 
 use super::*;
+use crate::WorldError::{Aborted, Mismatch};
 use crate::engine::judge::{MemberWait, WaitKey};
 use crate::operations::note_operation;
 use crate::remote::Urgency;
@@ -38,7 +39,8 @@ fn apart(deadline: Duration) -> WorldOptions {
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// The ends of three ranks of which each has made these calls of NCCL. Those that `wait` wait for the others in a barrier.
+/// The ends of three ranks of which each has made these calls of NCCL. Those that `wait` wait for
+/// the others in a barrier.
 fn ends(calls: [&[usize]; 3], waits: impl Fn(Rank) -> bool + Sync) -> Vec<Error> {
     let ends = launch(3, apart(LONG), |world| {
         let rank = world.rank();
@@ -61,7 +63,7 @@ fn ends(calls: [&[usize]; 3], waits: impl Fn(Rank) -> bool + Sync) -> Vec<Error>
 /// The number of elements of each rank's call, of a table that all ranks have.
 fn counts(ends: &[Error]) -> Vec<Counts> {
     assert!(ends.iter().all(|end| *end == ends[0]), "{ends:?}");
-    let Error::CollectiveMismatch { table } = &ends[0] else { panic!("{}", ends[0]) };
+    let Error::World(Mismatch(table)) = &ends[0] else { panic!("{}", ends[0]) };
     let count = |wanted: &Wanted| match wanted {
         Wanted::Arrived(descriptor) => descriptor.counts.clone(),
         other => panic!("{other:?}"),
@@ -111,7 +113,7 @@ fn the_deadline_of_a_device_names_the_rank_that_has_made_fewer_calls() {
     });
     for end in ends {
         let end = end.expect("no panic");
-        let Error::WorldAborted { rank, ref reason, .. } = end else { panic!("{end}") };
+        let Error::World(Aborted { rank, ref reason, .. }) = end else { panic!("{end}") };
         assert_eq!(rank, Rank::new(2), "{end}");
         let AbortReason::Deadline { awaited, missing, .. } = reason else { panic!("{end}") };
         assert_eq!((awaited, &missing[..]), (&call(1, 8), &[Rank::new(2)][..]));
@@ -126,7 +128,7 @@ fn a_comparer_that_is_silent_is_the_culprit() {
     assert_eq!(endpoint.await_culprit(key), Err(Rank::new(0)));
     assert!(started.elapsed() >= Duration::from_secs(1));
     core.end_late_on_device(Rank::new(1), &wait_in(0, Rank::new(1)));
-    let Some(Error::WorldAborted { rank, reason, .. }) = core.state.status.world_end() else {
+    let Some(Error::World(Aborted { rank, reason, .. })) = core.state.status.world_end() else {
         panic!("it ends")
     };
     assert_eq!(rank, Rank::new(0));
@@ -137,12 +139,12 @@ fn a_comparer_that_is_silent_is_the_culprit() {
 fn a_stalled_rank_reports_after_times_that_grow() {
     let (_core, endpoint) = opened_by(1, Silent::default());
     let key = WaitKey::new(&call(0, 8), None);
-    assert_eq!(messages(&endpoint), [Kind::Hello]);
+    assert_eq!(messages(&endpoint), [MessageKind::Hello]);
     (0..9).for_each(|_| endpoint.report(Urgency::Stalled, key));
-    assert_eq!(messages(&endpoint), [Kind::Compare]);
+    assert_eq!(messages(&endpoint), [MessageKind::Compare]);
     endpoint.report(Urgency::Deadline, key);
-    assert_eq!(messages(&endpoint), [Kind::Compare], "at once");
+    assert_eq!(messages(&endpoint), [MessageKind::Compare], "at once");
     endpoint.forget_reports(key);
     endpoint.report(Urgency::Stalled, key);
-    assert_eq!(messages(&endpoint), [Kind::Compare], "it is another wait");
+    assert_eq!(messages(&endpoint), [MessageKind::Compare], "it is another wait");
 }

@@ -1,8 +1,9 @@
 //! Which public types are `Send` and `Sync`.
 
 use hsdp_control::{
-    Bootstrap, ControlError, Deadlines, Ends, Job, Joined, Loss, Member, Membership, Options,
-    Secret, Server, State, Status, Subject, Terms,
+    ArgumentError, Bootstrap, ConnectionError, ControlError, Deadlines, Ends, Job, JoinError,
+    Joined, Loss, Member, Membership, Options, RendezvousError, Secret, Server, ServerError, State,
+    Status, Subject, Terms,
 };
 
 fn everywhere<T: Send + Sync + 'static>() {}
@@ -24,5 +25,10 @@ fn the_table() {
     everywhere::<State>();
     everywhere::<Loss>();
     everywhere::<ControlError>();
+    everywhere::<RendezvousError>();
+    everywhere::<JoinError>();
+    everywhere::<ConnectionError>();
+    everywhere::<ServerError>();
+    everywhere::<ArgumentError>();
     everywhere::<Ends>();
 }
