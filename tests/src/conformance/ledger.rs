@@ -16,7 +16,7 @@ pub(super) fn check(
     rank: Rank,
     ledger: &LedgerSnapshot,
 ) -> Result<(), String> {
-    against_plan(plan, rank, (1, case.microbatches as u64), ledger)?;
+    against_plan(plan, rank, 1, case.microbatches as u64, ledger)?;
     let calls = [
         (
             Op::ReduceScatter,
@@ -40,7 +40,8 @@ pub(super) fn check(
 pub(super) fn against_plan(
     plan: &Plan,
     rank: Rank,
-    (steps, microbatches): (u64, u64),
+    steps: u64,
+    microbatches: u64,
     ledger: &LedgerSnapshot,
 ) -> Result<(), String> {
     let traffic = plan.traffic(rank, microbatches);

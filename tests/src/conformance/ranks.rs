@@ -88,7 +88,8 @@ fn connect(_: &World, _: usize) -> Result<(), String> {
 /// # Errors
 /// The first rank that failed or panicked, and how.
 pub(super) fn on_ranks<T, E>(
-    (mesh, carrier): (Mesh, Carrier),
+    mesh: Mesh,
+    carrier: Carrier,
     act: impl Fn(World) -> Result<T, E> + Sync,
 ) -> Result<Vec<T>, String>
 where

@@ -6,10 +6,14 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use hsdp::{Error, LossSum, Param, Pass, Step, Values};
+use hsdp::{
+    Error, Gradients, LossSum, ModelOptions, Param, Pass, ShardedModel, Step, StepOptions, Values,
+    World,
+};
 use hsdp_sharding::{ModelSpec, Role};
 
 use crate::support::handmade::{self, Handmade, Until};
+use crate::support::models::three_units;
 
 /// The items that one rank sees in one microbatch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,6 +79,40 @@ impl Handmade for Springs {
         };
         Some(values.to_f32().into_iter().enumerate().map(pull).collect())
     }
+}
+
+/// Makes a model of `three_units` with springs.
+///
+/// # Errors
+/// The error of the runtime.
+pub fn model(world: World, options: &ModelOptions) -> Result<ShardedModel, Error> {
+    model_of(world, &three_units(), options)
+}
+
+/// Makes a model with springs.
+///
+/// # Errors
+/// The error of the runtime.
+pub fn model_of(
+    world: World,
+    spec: &ModelSpec,
+    options: &ModelOptions,
+) -> Result<ShardedModel, Error> {
+    ShardedModel::new(world, spec.clone(), options.clone(), initial)
+}
+
+/// Runs the microbatches of the next step, on batches that no other rank or step has.
+///
+/// # Errors
+/// The error of the runtime.
+pub fn gradients(model: &mut ShardedModel, microbatches: usize) -> Result<Gradients, Error> {
+    let rank = model.rank().index();
+    let number = model.committed_steps();
+    let mut step = model.begin_step(StepOptions::microbatches(microbatches))?;
+    for index in 0..microbatches {
+        microbatch(&mut step, Batch::of(rank, number, index))?;
+    }
+    step.finish()
 }
 
 /// Runs one microbatch on `batch`.

@@ -64,7 +64,7 @@ impl Done {
 
 impl Faulty {
     /// The disk, with a fault at the `at`-th operation from now on. What is removed goes to `graveyard`.
-    pub(crate) fn new(graveyard: &Path, (fault, at): (Fault, u64)) -> Self {
+    pub(crate) fn new(graveyard: &Path, fault: Fault, at: u64) -> Self {
         Self(Arc::new(Mutex::new(Told {
             left: Some(at),
             fault,

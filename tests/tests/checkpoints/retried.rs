@@ -17,7 +17,8 @@ const RANKS: usize = 4;
 
 /// Checkpoints of which the first save fails when rank 0 makes the link, which is after the commit.
 fn failing_after_commit(
-    (world, training): (World, &Training),
+    world: World,
+    training: &Training,
     root: &Path,
 ) -> Result<Checkpoints, Error> {
     let has_failed = AtomicBool::new(false);
@@ -41,7 +42,7 @@ fn then<T: Send>(
         let mut training = Training::new(world.clone(), &options)?;
         training.train(1)?;
         training.save(&mut training.checkpoints(&root.join("other"))?)?;
-        let mut checkpoints = failing_after_commit((world, &training), root)?;
+        let mut checkpoints = failing_after_commit(world, &training, root)?;
         let told = training.save(&mut checkpoints).expect_err("its last exchange fails");
         assert!(matches!(told, Error::Comm(CommError::StepAborted { .. })), "{told}");
         assert_eq!(checkpoints.store().steps().expect("listed"), [1]);

@@ -15,7 +15,7 @@ pub(super) fn is_apart(path: &str) -> bool {
         return true;
     }
     // Of an emulated driver: memory that is freed holds up the operations that are issued later, as on a card. Beside other tests it would hold up theirs.
-    run_alone(path, ("HSDP_EMULATED_FENCES", "1"));
+    run_alone(path, "HSDP_EMULATED_FENCES", "1");
     false
 }
 
@@ -23,7 +23,7 @@ pub(super) fn is_apart(path: &str) -> bool {
 ///
 /// # Panics
 /// If the test fails there.
-pub(super) fn run_alone(path: &str, (variable, value): (&str, &str)) {
+pub(super) fn run_alone(path: &str, variable: &str, value: &str) {
     let mut child = Command::new(env::current_exe().expect("this program"));
     child.args(["--exact", path, "--ignored", "--nocapture"]);
     let ended = child.env(CHILD, "1").env(variable, value).output().expect("it starts");

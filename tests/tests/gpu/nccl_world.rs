@@ -66,7 +66,8 @@ fn read(buffer: &DeviceBuffer) -> Vec<f32> {
 fn reduced(
     group: &Group,
     layout: &Arc<UnitLayout>,
-    (value, wire): (&dyn Fn(usize) -> f32, Wire),
+    value: &dyn Fn(usize) -> f32,
+    wire: Wire,
 ) -> Result<Vec<f32>, Error> {
     let gradient = |slot: &hsdp_sharding::ParamSlot| {
         let values: Vec<f32> = (0..slot.len).map(|at| value(slot.start + at)).collect();
@@ -94,7 +95,7 @@ fn three_collectives(world: &World) -> Result<[Vec<f32>; 3], Error> {
     let full = DeviceBuffer::new(&device(), DType::F32, layout.full_len(), "a test");
     let full = full.expect("memory");
     let full = gather.gather_unit_on_device(tag(), Arc::clone(&layout), shard, full)?.wait()?;
-    let partial = reduced(&reduce, &layout, (&|at| whole(rank, at), Wire::BF16))?;
+    let partial = reduced(&reduce, &layout, &|at| whole(rank, at), Wire::BF16)?;
     let mine = on_device(&wholes(rank, 1057));
     let sum = all_reduce.all_reduce_scaled_on_device(tag(), mine, Scaling::on(Wire::F16))?;
     Ok([read(&full), partial, read(&sum.wait()?)])
@@ -143,7 +144,7 @@ fn operations_without_elements_are_done_at_once() {
         results(4, |world| {
             connect(&world).expect("connected");
             let [_, reduce, all_reduce] = groups(&world).expect("groups");
-            let partial = reduced(&reduce, &frozen, (&|_| 1.0, Wire::BF16)).expect("reduced");
+            let partial = reduced(&reduce, &frozen, &|_| 1.0, Wire::BF16).expect("reduced");
             let none = on_device(&[]);
             let sum = all_reduce.all_reduce_scaled_on_device(tag(), none, Scaling::on(Wire::F16));
             let sum = sum.and_then(|pending| pending.wait()).expect("reduced");
@@ -169,7 +170,7 @@ fn nccl_rounds_every_sum_to_the_wire_and_ranks_that_read_each_other_do_not() {
                 world.connect_groups(&[&group]).expect("connected");
             }
             let own = if world.rank().index() == 0 { 256.0 } else { 1.0 };
-            reduced(&group, &layout(4), (&|_| own, Wire::BF16)).expect("reduced")[0]
+            reduced(&group, &layout(4), &|_| own, Wire::BF16).expect("reduced")[0]
         });
         sums[0]
     };
@@ -198,7 +199,7 @@ fn a_step_that_is_given_up_leaves_communicators_as_they_were() {
             let reason = "a test".to_owned();
             world.abort_step(StepFailure { step: 2, reason });
         } else {
-            let given_up = reduced(&reduce, &layout(2), (&|_| 1.0, Wire::F32));
+            let given_up = reduced(&reduce, &layout(2), &|_| 1.0, Wire::F32);
             assert!(rank != 2 || given_up.is_err(), "its peer does not come");
         }
         // Who has not heard of it yet would be told by its next call.
@@ -261,7 +262,7 @@ fn run_with(variable: &str, test: &str) {
     if env::var_os("HSDP_EMULATED").is_none() {
         return;
     }
-    run_alone(&format!("nccl_world::{test}"), (variable, "3"));
+    run_alone(&format!("nccl_world::{test}"), variable, "3");
 }
 
 /// Ranks that wait for something else, and not for NCCL, hear of it all the same.

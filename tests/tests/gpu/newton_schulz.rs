@@ -100,9 +100,9 @@ fn distance(matrix: &[f32], other: &[f64]) -> f64 {
 }
 
 /// The iteration in f64, from its definition: nothing is rounded to less.
-fn exact(by: &NewtonSchulz, matrix: &[f32], sizes: (usize, usize)) -> Vec<f64> {
+fn exact(by: &NewtonSchulz, matrix: &[f32], rows: usize, columns: usize) -> Vec<f64> {
     let [a, b, c] = by.coefficients;
-    let x = Tensor::from_vec(wide(matrix), sizes, &Cpu).expect("a matrix");
+    let x = Tensor::from_vec(wide(matrix), (rows, columns), &Cpu).expect("a matrix");
     let whole = norm(wide(matrix).into_iter());
     let step = |x: Tensor| -> candle_core::Result<Tensor> {
         let gram = x.matmul(&x.t()?)?;
@@ -140,7 +140,7 @@ fn in_bf16_results_are_as_near_to_the_exact_ones_as_those_of_the_host() {
         let by = NewtonSchulz { steps, dtype: MatrixDType::BF16, ..NewtonSchulz::default() };
         for matrix in orthogonalize(&by) {
             let sizes = matrix.sizes;
-            let exact = exact(&by, &matrix.before, matrix.sizes);
+            let exact = exact(&by, &matrix.before, matrix.sizes.0, matrix.sizes.1);
             let [device, host] = [&matrix.device, &matrix.host].map(|it| distance(it, &exact));
             assert!(
                 device <= 2.0 * host + 2_f64.powi(-9),

@@ -55,7 +55,7 @@ fn on_devices(mut command: Command, meeting: &Path) -> Command {
 
 fn all_cases_pass() -> Result<(), String> {
     let meeting = folder()?;
-    cases::on_processes((8, 37), |command| on_devices(command, meeting.path())).map(drop)
+    cases::on_processes(8, 37, |command| on_devices(command, meeting.path())).map(drop)
 }
 
 fn trains_like_threads(arguments: &[&str]) -> Result<(), String> {

@@ -202,11 +202,11 @@ fn asked_for() -> Result<(), String> {
     if saved { Ok(()) } else { Err("no checkpoint was saved".to_owned()) }
 }
 
-fn two_kinds(first: &Path, second: (&Path, &[&str])) -> Command {
+fn two_kinds(first: &Path, second: &Path, options: &[&str]) -> Command {
     let mut command = mpirun();
     let two_steps = ["--comm", "mpi", "--mesh", "1x2", "--steps", "2"];
     command.args(["-n", "1"]).arg(first).args(two_steps).args(ON_TEXT);
-    command.args([":", "-n", "1"]).arg(second.0).args(two_steps).args(ON_TEXT).args(second.1);
+    command.args([":", "-n", "1"]).arg(second).args(two_steps).args(ON_TEXT).args(options);
     command
 }
 
@@ -217,13 +217,13 @@ fn another_program() -> Result<(), String> {
     bytes.extend([0; 16]);
     fs::copy(train_gpt(), &other).map_err(|error| error.to_string())?;
     fs::write(&other, bytes).map_err(|error| error.to_string())?;
-    let ended = run(two_kinds(&train_gpt(), (&other, &[])))?;
+    let ended = run(two_kinds(&train_gpt(), &other, &[]))?;
     badly(&ended)?;
     has(&ended.err, &["ranks 0 and 1 differ in their program (its hash)"])
 }
 
 fn another_seed() -> Result<(), String> {
-    let ended = run(two_kinds(&train_gpt(), (&train_gpt(), &["--seed", "2"])))?;
+    let ended = run(two_kinds(&train_gpt(), &train_gpt(), &["--seed", "2"]))?;
     badly(&ended)?;
     has(&ended.err, &["ranks 0 and 1 differ in their options", "seed: 1", "seed: 2"])
 }

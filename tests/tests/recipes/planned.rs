@@ -45,7 +45,7 @@ fn state_and_exchange_are_as_planned() {
         for sizes in MESHES {
             memory::reset_peaks();
             let ranks = mesh(sizes[0], sizes[1]).world_size();
-            let all = on_ranks(ranks, |world| with((world, sizes), recipe, Measure));
+            let all = on_ranks(ranks, |world| with(world, sizes, recipe, Measure));
             for (rank, [mut measured, planned]) in all.into_iter().enumerate() {
                 let what = format!("{recipe:?} on {sizes:?}, rank {rank}");
                 if recipe == Recipe::Mixed {

@@ -41,7 +41,7 @@ impl Act<Tensors> for Go<'_> {
 
 fn go(recipe: Recipe, sizes: [usize; 2], go: Go<'_>) -> Tensors {
     let ranks = mesh(sizes[0], sizes[1]).world_size();
-    common(on_ranks(ranks, |world| with((world, sizes), recipe, go)))
+    common(on_ranks(ranks, |world| with(world, sizes, recipe, go)))
 }
 
 /// All tensors of the newest checkpoint.

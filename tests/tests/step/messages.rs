@@ -3,11 +3,9 @@
 use std::time::Duration;
 
 use hsdp::comm::{Between, Messages};
-use hsdp::{
-    Error, ModelOptions, Optimizer, Sgd, SgdOptions, ShardedModel, StepOptions, World, WorldOptions,
-};
+use hsdp::{Error, ModelOptions, Optimizer, Sgd, SgdOptions, ShardedModel, World, WorldOptions};
 use hsdp_tests::support::models::three_units;
-use hsdp_tests::support::springs::{self, Batch};
+use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::mesh;
 
 /// The messages of the second step, by rank.
@@ -37,13 +35,7 @@ fn of_two_steps(replicas: usize, shards: usize, microbatches: usize) -> Vec<[Mes
 }
 
 fn step(model: &mut ShardedModel, sgd: &mut Sgd, microbatches: usize) -> Result<(), Error> {
-    let rank = model.rank().index();
-    let number = model.committed_steps();
-    let mut step = model.begin_step(StepOptions::microbatches(microbatches))?;
-    for microbatch in 0..microbatches {
-        springs::microbatch(&mut step, Batch::of(rank, number, microbatch))?;
-    }
-    let gradients = step.finish()?;
+    let gradients = springs::gradients(model, microbatches)?;
     sgd.step(model, gradients).map(drop)
 }
 

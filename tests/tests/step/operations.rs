@@ -8,10 +8,10 @@ use hsdp::comm::testing::note_operation;
 use hsdp::comm::{Between, Counts, Descriptor};
 use hsdp::{
     Channel, CommError, DType, Error, ModelOptions, Op, Optimizer, Rank, Reduction, Sgd,
-    SgdOptions, ShardedModel, StepOptions, Tag, World, WorldOptions,
+    SgdOptions, ShardedModel, Tag, World, WorldOptions,
 };
 use hsdp_tests::support::models::{shards, three_units};
-use hsdp_tests::support::springs::{self, Batch};
+use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{DEADLINE, common_error, launched, mesh};
 
 /// The rank whose operation is another, if there is one.
@@ -54,12 +54,8 @@ fn note(world: &World, odd: Odd) {
 
 /// One step for which an operation is noted.
 fn step(model: &mut ShardedModel, sgd: &mut Sgd, odd: Odd) -> Result<(), Error> {
-    let rank = model.rank().index();
-    let number = model.committed_steps();
     note(model.world(), odd);
-    let mut step = model.begin_step(StepOptions::microbatches(1))?;
-    springs::microbatch(&mut step, Batch::of(rank, number, 0))?;
-    let gradients = step.finish()?;
+    let gradients = springs::gradients(model, 1)?;
     sgd.step(model, gradients).map(drop)
 }
 

@@ -18,7 +18,6 @@ use hsdp::{
     AdamW, AdamWOptions, EndOfRun, Error, Mesh, ModelOptions, Momentum, NextStep, Optimizer, Sgd,
     SgdOptions, ShardedModel, StepOptions, World,
 };
-use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs::{self, Batch};
 
 type Parameters = BTreeMap<String, Vec<f32>>;
@@ -88,7 +87,8 @@ fn reference(recipe: Recipe, ranks: &[u64]) -> Parameters {
 
 /// The same of several runs, one after the other with the same optimizer.
 fn reference_of(recipe: Recipe, runs: &[&[u64]]) -> Parameters {
-    let mut model = model(World::single(), &ModelOptions::on(Mesh::SINGLE)).expect("a model");
+    let mut model =
+        springs::model(World::single(), &ModelOptions::on(Mesh::SINGLE)).expect("a model");
     let mut optimizer = recipe.optimizer(&model);
     for ranks in runs {
         for number in 0..ranks.iter().copied().max().unwrap_or(0) {
@@ -101,10 +101,6 @@ fn reference_of(recipe: Recipe, runs: &[&[u64]]) -> Parameters {
         }
     }
     model.full_parameters().expect("parameters")
-}
-
-fn model(world: World, options: &ModelOptions) -> Result<ShardedModel, Error> {
-    ShardedModel::new(world, three_units(), options.clone(), springs::initial)
 }
 
 /// The same up to the order of sums: weights are exact, so nothing else may differ.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use hsdp::{
     AdamW, AdamWOptions, Error, LossSum, ModelOptions, ModelSpec, Objective, Optimizer, Param, Sgd,
-    SgdOptions, ShardedModel, StepOptions, Unit, UnitGradients, Unused, World,
+    SgdOptions, ShardedModel, StepOptions, Unit, UnitGradients, Unused,
 };
 use hsdp_sharding::Role;
 use hsdp_tests::support::models::{partly_frozen, three_units, unit};
@@ -63,7 +63,7 @@ fn whether_a_parameter_has_a_gradient_is_known_on_all_ranks() {
     let known = on_ranks(4, |world| {
         let rank = world.rank().index();
         let options = ModelOptions { unused: Unused::Zeros, ..ModelOptions::on(mesh(2, 2)) };
-        let mut model = model(world, &three_units(), &options)?;
+        let mut model = springs::model_of(world, &three_units(), &options)?;
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         slopes::microbatch_by(&mut step, &|param| {
             (rank == 3 && param.name != SPARE).then_some(1.0)
@@ -80,7 +80,7 @@ fn an_unused_parameter_can_be_refused_by_name_and_ranks() {
     let options = ModelOptions { unused: Unused::ErrorOnAnyRank, ..ModelOptions::on(mesh(2, 2)) };
     let error = common_error(outcomes(4, |world| {
         let rank = world.rank().index();
-        let mut model = model(world, &three_units(), &options)?;
+        let mut model = springs::model_of(world, &three_units(), &options)?;
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         slopes::microbatch_by(&mut step, &|param| {
             (rank == 2 || param.name != SPARE).then_some(1.0)
@@ -99,7 +99,7 @@ fn all_unused_parameters_are_named_with_their_ranks() {
     let options = ModelOptions { unused: Unused::ErrorOnAnyRank, ..ModelOptions::on(mesh(1, 2)) };
     let error = common_error(outcomes(2, |world| {
         let rank = world.rank().index();
-        let mut model = model(world, &three_units(), &options)?;
+        let mut model = springs::model_of(world, &three_units(), &options)?;
         let mut step = model.begin_step(StepOptions::microbatches(2))?;
         let pass = step.microbatch()?;
         pass.handle().explain_unused("an op without a backward cuts gradients");
@@ -125,7 +125,7 @@ fn unused_parameters_are_warned_of_once() {
         let rank = world.rank().index();
         tracing::subscriber::with_default(said.clone(), || {
             let options = ModelOptions { unused: Unused::Warn, ..ModelOptions::on(mesh(1, 2)) };
-            let mut model = model(world, &three_units(), &options)?;
+            let mut model = springs::model_of(world, &three_units(), &options)?;
             for _ in 0..2 {
                 let mut step = model.begin_step(StepOptions::microbatches(1))?;
                 slopes::microbatch_by(&mut step, &|param| {
@@ -155,7 +155,7 @@ fn a_step_without_items_does_not_take_the_warning() {
         let said = Said::default();
         tracing::subscriber::with_default(said.clone(), || {
             let options = ModelOptions { unused: Unused::Warn, ..ModelOptions::on(mesh(1, 1)) };
-            let mut model = model(world, &three_units(), &options)?;
+            let mut model = springs::model_of(world, &three_units(), &options)?;
             let mut empty = model.begin_step(StepOptions::microbatches(1))?;
             empty.microbatch()?.finish()?;
             empty.finish().expect_err("it has no items");
@@ -177,7 +177,7 @@ fn a_step_without_items_does_not_take_the_warning() {
 fn a_step_goes_on_after_one_that_was_refused() {
     let options = ModelOptions { unused: Unused::ErrorOnAnyRank, ..ModelOptions::on(mesh(2, 2)) };
     let steps = on_ranks(4, |world| {
-        let mut model = model(world, &three_units(), &options)?;
+        let mut model = springs::model_of(world, &three_units(), &options)?;
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         slopes::microbatch_by(&mut step, &|param| (param.name != SPARE).then_some(1.0))?;
         step.finish().expect_err("a parameter is not used");
@@ -192,7 +192,7 @@ fn a_step_goes_on_after_one_that_was_refused() {
 fn a_frozen_parameter_does_not_count_as_unused_and_never_moves() {
     let options = ModelOptions { unused: Unused::ErrorOnAnyRank, ..ModelOptions::on(mesh(2, 2)) };
     let trained = common(on_ranks(4, |world| {
-        let mut model = model(world, &partly_frozen(), &options)?;
+        let mut model = springs::model_of(world, &partly_frozen(), &options)?;
         let decaying = AdamWOptions { weight_decay: 0.5, ..AdamWOptions::default() };
         let mut adamw = AdamW::new(&model, decaying);
         for _ in 0..3 {
@@ -210,7 +210,7 @@ fn a_frozen_parameter_does_not_count_as_unused_and_never_moves() {
 #[test]
 fn a_frozen_parameter_has_no_gradient() {
     let gradient = common(on_ranks(4, |world| {
-        let mut model = model(world, &partly_frozen(), &ModelOptions::on(mesh(2, 2)))?;
+        let mut model = springs::model_of(world, &partly_frozen(), &ModelOptions::on(mesh(2, 2)))?;
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         slopes::microbatch(&mut step, 1.0)?;
         step.finish()?.full(&model)
@@ -267,7 +267,7 @@ fn without_the_spare(param: &Param) -> Option<f32> {
 fn trained_by_adamw(usages: &[Usage]) -> Parameters {
     common(on_ranks(4, |world| {
         let options = ModelOptions { unused: Unused::Zeros, ..ModelOptions::on(mesh(2, 2)) };
-        let mut model = model(world, &three_units(), &options)?;
+        let mut model = springs::model_of(world, &three_units(), &options)?;
         let mut adamw =
             AdamW::new(&model, AdamWOptions { weight_decay: 0.5, ..AdamWOptions::default() });
         for usage in usages {
@@ -291,7 +291,7 @@ fn gradient(ranks: usize, slope: impl Fn(usize, usize, &str) -> Option<f32> + Sy
     let options = ModelOptions { objective, unused, ..ModelOptions::on(mesh(2, ranks / 2)) };
     common(on_ranks(ranks, |world| {
         let rank = world.rank().index();
-        let mut model = model(world, &three_units(), &options)?;
+        let mut model = springs::model_of(world, &three_units(), &options)?;
         let mut step = model.begin_step(StepOptions::microbatches(3))?;
         for microbatch in 0..3 {
             slopes::microbatch_by(&mut step, &|param| slope(rank, microbatch, &param.name))?;
@@ -302,8 +302,4 @@ fn gradient(ranks: usize, slope: impl Fn(usize, usize, &str) -> Option<f32> + Sy
 
 fn initial(spec: &ModelSpec) -> Parameters {
     spec.params().map(|(_, param)| (param.name.clone(), springs::initial(param))).collect()
-}
-
-fn model(world: World, spec: &ModelSpec, options: &ModelOptions) -> Result<ShardedModel, Error> {
-    ShardedModel::new(world, spec.clone(), options.clone(), springs::initial)
 }

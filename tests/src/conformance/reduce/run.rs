@@ -34,7 +34,7 @@ impl ReduceCase {
 
     fn try_run(&self, site: Site) -> Result<Verdict, String> {
         let reduced =
-            on_ranks((self.mesh, site.carrier), |world| self.run_rank(world, site.placement))?;
+            on_ranks(self.mesh, site.carrier, |world| self.run_rank(world, site.placement))?;
         self.check_agreement(&reduced)?;
         for (rank, reduced) in self.mesh.ranks().zip(&reduced) {
             reduced.ledger.as_ref().map_err(|what| format!("rank {rank}: {what}"))?;

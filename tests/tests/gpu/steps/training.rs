@@ -135,9 +135,10 @@ impl Training {
     pub(super) fn new(
         world: World,
         options: &ModelOptions,
-        how: (Trainer, StepOptions),
+        trainer: Trainer,
+        begin: StepOptions,
     ) -> Result<Self, Error> {
-        Self::with(world, spec(), options, how)
+        Self::with(world, spec(), options, trainer, begin)
     }
 
     /// The same, of another model.
@@ -145,7 +146,8 @@ impl Training {
         world: World,
         spec: ModelSpec,
         options: &ModelOptions,
-        (trainer, begin): (Trainer, StepOptions),
+        trainer: Trainer,
+        begin: StepOptions,
     ) -> Result<Self, Error> {
         let stream = (options.placement != Placement::Host).then(stream);
         let model = ShardedModel::new(world, spec, options.clone(), springs::initial)?;
@@ -223,7 +225,7 @@ fn pass(mut pass: Pass<'_>, at: At, stream: Option<&Stream>) -> Result<(), Error
         };
         let params = spec[id].params.iter().enumerate();
         let gradients = params.map(|(index, param)| {
-            let gradient = gradient(&full, (id, index), at, seed);
+            let gradient = gradient(&full, id, index, at, seed);
             at.has_gradient(param).then(|| lent(gradient, stream.filter(|_| at.lies_there(index))))
         });
         let gradients = gradients.collect();
@@ -243,7 +245,7 @@ impl At {
 }
 
 /// In the compute dtype, as a backward makes it.
-fn gradient(full: &Full, (unit, index): (UnitId, usize), at: At, seed: f32) -> HostBuffer {
+fn gradient(full: &Full, unit: UnitId, index: usize, at: At, seed: f32) -> HostBuffer {
     let values = full.values(index);
     let noise = ordinary(at.seed(ParamId { unit, index }), values.len());
     let elements = values.to_f32().into_iter().zip(noise);

@@ -61,7 +61,7 @@ fn fail_everywhere(between: Between, then: Then) {
         for (rank, fared) in
             ranks.iter().enumerate().filter(|(rank, _)| *rank != fault.rank.index())
         {
-            assert_told(&fault, (rank, fared), own);
+            assert_told(&fault, rank, fared, own);
         }
         if then == Then::Again {
             assert_eq!(ended(&ranks), undisturbed, "{fault}: {own}");
@@ -102,7 +102,7 @@ fn stage_of(own: &str) -> String {
 }
 
 /// The first error of a rank is that of the culprit.
-fn assert_told(fault: &Fault, (rank, fared): (usize, &Fared), own: &str) {
+fn assert_told(fault: &Fault, rank: usize, fared: &Fared, own: &str) {
     let Some((told, aborted)) = fared.told.first() else {
         panic!("{fault}: rank {rank} is told nothing of {own}");
     };

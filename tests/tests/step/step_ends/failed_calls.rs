@@ -9,9 +9,8 @@ use hsdp::{
 };
 use hsdp_comm::{Fault, FaultKind, Stage};
 use hsdp_tests::support::models::unit;
+use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{launched, mesh};
-
-use crate::step_ends::model;
 
 const CULPRIT: usize = 1;
 
@@ -24,7 +23,7 @@ fn finished(
     let world = WorldOptions { faults, ..WorldOptions::default() };
     let ended = launched(2, world, |world| {
         let rank = world.rank().index();
-        let mut model = model(world, options)?;
+        let mut model = springs::model(world, options)?;
         let mut step = model.begin_step(StepOptions::microbatches(2))?;
         for microbatch in 0..2 {
             reduce(&mut step, (rank, microbatch))?;

@@ -12,7 +12,7 @@ use hsdp_tests::support::models::{layer, three_units};
 use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::worlds::{mesh, on_ranks};
 
-use crate::step_ends::{Accident, STEPS, attempt, model};
+use crate::step_ends::{Accident, STEPS, attempt};
 
 /// One attempt at each step, another for each rank that may give one up, and no end of them in no case.
 const ATTEMPTS: u64 = STEPS + 4;
@@ -99,7 +99,7 @@ fn a_step_dropped_while_workers_are_busy_leaves_no_trace_either() {
 fn a_step_can_be_dropped_again_and_again() {
     let told = on_ranks(4, |world| {
         let rank = world.rank().index();
-        let mut model = model(world, &ModelOptions::on(mesh(2, 2)))?;
+        let mut model = springs::model(world, &ModelOptions::on(mesh(2, 2)))?;
         let mut aborts = 0;
         for attempt in 0..12 {
             let mut step = model.begin_step(StepOptions::microbatches(1))?;

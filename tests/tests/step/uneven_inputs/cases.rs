@@ -12,7 +12,7 @@ use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::worlds::{DEADLINE, common, common_error, mesh, on_ranks, outcomes};
 
 use crate::uneven_inputs::{
-    Parameters, RECIPES, Recipe, assert_near, model, reference, reference_of, train,
+    Parameters, RECIPES, Recipe, assert_near, reference, reference_of, train,
 };
 
 const INPUTS: [u64; 2] = [5, 6];
@@ -30,7 +30,7 @@ type Act = fn(&World) -> Result<(), Error>;
 
 fn run(world: World, mesh: Mesh, uneven: Uneven, in_loop: Act) -> Result<ShardedModel, Error> {
     let inputs = INPUTS[world.rank().index()];
-    let mut model = model(world, &ModelOptions { uneven, ..ModelOptions::on(mesh) })?;
+    let mut model = springs::model(world, &ModelOptions { uneven, ..ModelOptions::on(mesh) })?;
     let mut optimizer: Box<dyn Optimizer> = Recipe::Momentum.optimizer(&model);
     train(&mut model, &mut *optimizer, inputs, &in_loop)?;
     Ok(model)
@@ -81,7 +81,7 @@ fn case_1_join_leaves_the_state_of_the_optimizer_as_one_rank_has_it() {
             let options = ModelOptions { uneven, ..ModelOptions::on(mesh(replicate, shard)) };
             let found = common(on_ranks(2, |world| {
                 let inputs = INPUTS[world.rank().index()];
-                let mut model = model(world, &options)?;
+                let mut model = springs::model(world, &options)?;
                 let mut optimizer = recipe.optimizer(&model);
                 for inputs in [inputs, MORE] {
                     train(&mut model, &mut *optimizer, inputs, &nothing)?;
@@ -132,7 +132,7 @@ fn case_4_join_and_another_collective_in_the_loop() {
 fn plain_loop(world: World, uneven: Uneven, in_loop: Act) -> Result<ShardedModel, Error> {
     let rank = world.rank().index();
     let options = ModelOptions { uneven, ..ModelOptions::on(mesh(1, 2)) };
-    let mut model = model(world.clone(), &options)?;
+    let mut model = springs::model(world.clone(), &options)?;
     let mut optimizer = Recipe::Momentum.optimizer(&model);
     for number in 0..INPUTS[rank] {
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
@@ -192,7 +192,7 @@ fn the_end_of_a_run_is_common_where_nobody_has_data_that_is_to_be_used() {
     assert_eq!(stopped, 5);
     let _ = on_ranks(2, |world| {
         let rank = world.rank().index();
-        let mut model = model(world, &ModelOptions::on(mesh(1, 2)))?;
+        let mut model = springs::model(world, &ModelOptions::on(mesh(1, 2)))?;
         if rank == 0 {
             return model.end_run();
         }
@@ -200,7 +200,7 @@ fn the_end_of_a_run_is_common_where_nobody_has_data_that_is_to_be_used() {
         assert!(matches!(next, NextStep::End(_)), "{next:?}");
         Ok(())
     });
-    let _ = on_ranks(2, |world| model(world, &ModelOptions::on(mesh(1, 2)))?.end_run());
+    let _ = on_ranks(2, |world| springs::model(world, &ModelOptions::on(mesh(1, 2)))?.end_run());
 }
 
 /// Rank 0 goes on to its barrier while rank 1 begins another step.

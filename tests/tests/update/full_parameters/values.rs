@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use hsdp::{
     AdamW, AdamWOptions, DType, Error, LossSum, ModelOptions, ModelSpec, Optimizer, Precision,
-    ShardedModel, StepOptions, Unused, World,
+    ShardedModel, StepOptions, Unused,
 };
 use hsdp_kernels::Wire;
 use hsdp_tests::support::models::{computing_in, layer, partly_frozen, unit};
@@ -18,7 +18,7 @@ fn full_parameters_are_what_init_gave_on_every_mesh_and_in_every_dtype() {
             let precision = Precision::compute_in(parameters);
             let options = ModelOptions { precision, ..ModelOptions::on(mesh(replicate, shard)) };
             let full = on_ranks(options.mesh.world_size(), |world| {
-                model(world, &partly_frozen(), &options)?.full_parameters()
+                springs::model_of(world, &partly_frozen(), &options)?.full_parameters()
             });
             assert_eq!(common(full), initial(&partly_frozen()));
         }
@@ -41,7 +41,7 @@ fn what_is_gathered_is_the_parameters_rounded_after_every_kind_of_step() {
         on_ranks(6, |world| {
             let spec = partly_frozen().unit(layer("large", [70, 500]));
             let spec = computing_in(&spec, &of_units);
-            let mut model = model(world, &spec, &options)?;
+            let mut model = springs::model_of(world, &spec, &options)?;
             let mut adamw = AdamW::new(&model, AdamWOptions::default());
             gathers_the_rounded(&mut model)?;
             let large = spec.unit_ids().last().expect("units");
@@ -97,8 +97,4 @@ fn gathers_the_rounded(model: &mut ShardedModel) -> Result<(), Error> {
 
 fn initial(spec: &ModelSpec) -> BTreeMap<String, Vec<f32>> {
     spec.params().map(|(_, param)| (param.name.clone(), springs::initial(param))).collect()
-}
-
-fn model(world: World, spec: &ModelSpec, options: &ModelOptions) -> Result<ShardedModel, Error> {
-    ShardedModel::new(world, spec.clone(), options.clone(), springs::initial)
 }
