@@ -6,7 +6,8 @@ use hsdp_sharding::Flow;
 
 use super::ReduceCase;
 
-/// Compares the counts of `rank` in the one step of `case` with the format's calls and the plan's bytes.
+/// Compares the counts of `rank` in the one step of `case` with the format's calls and the plan's
+/// bytes.
 ///
 /// # Errors
 /// The first count that differs.

@@ -1,7 +1,9 @@
-//! A model with a real loss: each element of each parameter is on a spring to a target that depends on the item.
+//! A model with a real loss: each element of each parameter is on a spring to a target that depends
+//! on the item.
 //!
-//! The loss of an item is the sum of (w - target)^2 / 2 over all elements; its derivative is w - target. Targets and
-//! initial values are small multiples of 1/8, so that the first gradient is exact in f32 whatever the order of sums.
+//! The loss of an item is the sum of (w - target)^2 / 2 over all elements; its derivative is w -
+//! target. Targets and initial values are small multiples of 1/8, so that the first gradient is
+//! exact in f32 whatever the order of sums.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -139,7 +141,8 @@ pub fn microbatch_until(step: &mut Step<'_>, batch: Batch, until: Until) -> Resu
     handmade::microbatch_until(step, &mut Springs { batch, sum: 0.0 }, until)
 }
 
-/// The reference, without shards or collectives: the gradient of the mean loss over all items of all batches, in f64.
+/// The reference, without shards or collectives: the gradient of the mean loss over all items of
+/// all batches, in f64.
 #[must_use]
 pub fn mean_gradient(
     spec: &ModelSpec,

@@ -1,4 +1,5 @@
-//! A save that is ended at any of its operations, in any way, leaves the generation before or the new one: bit for bit, never a mix.
+//! A save that is ended at any of its operations, in any way, leaves the generation before or the
+//! new one: bit for bit, never a mix.
 
 use std::fs;
 use std::path::Path;
@@ -52,7 +53,8 @@ fn newest(root: &Path) -> u64 {
     step
 }
 
-/// Two generations, and a save of a third that is ended at its `at`-th operation; whether it had so many.
+/// Two generations, and a save of a third that is ended at its `at`-th operation; whether it had so
+/// many.
 fn end_at(at: u64, fault: Fault, loss: Loss) -> bool {
     let folder = tempfile::tempdir().expect("a folder");
     let root = folder.path().join("store");

@@ -1,4 +1,5 @@
-//! A save that fails on any rank, at any operation on its files, fails on all; what was there stays, and training goes on.
+//! A save that fails on any rank, at any operation on its files, fails on all; what was there
+//! stays, and training goes on.
 
 use std::io;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! Checkpoints of the trainable parameters alone: they go on upon the same frozen parameters, on any mesh, and upon no others.
+//! Checkpoints of the trainable parameters alone: they go on upon the same frozen parameters, on
+//! any mesh, and upon no others.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,8 +1,9 @@
-//! What goes back is the adjoint of what went forward: `sum of <C(x)_r, g_r>` is `sum of <x_r, C*(g)_r>`, for every linear
-//! collective and conversion, exactly, on integers.
+//! What goes back is the adjoint of what went forward: `sum of <C(x)_r, g_r>` is `sum of <x_r,
+//! C*(g)_r>`, for every linear collective and conversion, exactly, on integers.
 //!
-//! Each rank's copy of a Replicate value is a variable of its own, and is summed over. All copies of an Invariant value are one
-//! variable: all ranks bring the same, get the same back, and it is summed once.
+//! Each rank's copy of a Replicate value is a variable of its own, and is summed over. All copies
+//! of an Invariant value are one variable: all ranks bring the same, get the same back, and it is
+//! summed once.
 
 use hsdp::collective::{Collective, Copies, Reducer};
 use hsdp::{Axis, Rank, World};
@@ -73,7 +74,8 @@ fn along_both_axes_of_meshes() {
     }
 }
 
-/// Runs all cases in the groups of a world of `size` ranks, and holds the identity against each group.
+/// Runs all cases in the groups of a world of `size` ranks, and holds the identity against each
+/// group.
 fn check(size: usize, group_of: &(impl Fn(&World) -> Group + Sync)) {
     let ranks = on_ranks(size, |world| {
         let group = group_of(&world);
@@ -150,7 +152,8 @@ fn integers(seed: u64, members: usize, len: usize) -> Vec<f64> {
     (0..len).map(|_| f64::from(rng.random_range(-9_i32..=9)) * members as f64).collect()
 }
 
-/// Every linear collective and conversion, with no elements, one, and some that members cannot share evenly.
+/// Every linear collective and conversion, with no elements, one, and some that members cannot
+/// share evenly.
 fn cases(size: usize) -> Vec<Case> {
     let mut cases = Vec::new();
     for len in [0, 1, 7] {

@@ -46,7 +46,8 @@ fn train_and_flip(world: World, flips: &dyn Fn()) -> Result<(), Error> {
     Ok(())
 }
 
-/// Warnings, comparisons and recordings, and faults of every kind that are armed for a step that never comes.
+/// Warnings, comparisons and recordings, and faults of every kind that are armed for a step that
+/// never comes.
 pub(crate) fn everything_on() -> Happened {
     let valued = [FaultKind::Delay(Duration::from_secs(1)), FaultKind::NonFinite(f32::NAN)];
     let kinds: Vec<FaultKind> =

@@ -249,15 +249,17 @@ fn worlds_that_cannot_connect_say_why() {
     assert_eq!(said, expected);
 }
 
-/// Where communicators cannot be split, groups join by ids of their own: in a process in which the emulated NCCL refuses to split.
+/// Where communicators cannot be split, groups join by ids of their own: in a process in which the
+/// emulated NCCL refuses to split.
 #[test]
 #[ignore = "needs a CUDA device"]
 fn groups_whose_split_fails_join_by_ids_of_their_own() {
     run_with("HSDP_EMULATED_NCCL_SPLIT", "what_nccl_carries_is_what_ranks_read_of_each_other");
 }
 
-/// Runs another test of this file in a process of its own, in which this variable is set to 3. Nothing is run where NCCL is not emulated: it does not know
-/// the variable, and has no such faults.
+/// Runs another test of this file in a process of its own, in which this variable is set to 3.
+/// Nothing is run where NCCL is not emulated: it does not know the variable, and has no such
+/// faults.
 fn run_with(variable: &str, test: &str) {
     if env::var_os("HSDP_EMULATED").is_none() {
         return;
@@ -300,7 +302,8 @@ fn an_error_that_nccl_reports_later_ends_the_world() {
     );
 }
 
-/// The last collective of a world completes, though all its communicators are let go of right after it.
+/// The last collective of a world completes, though all its communicators are let go of right after
+/// it.
 #[test]
 #[ignore = "needs a CUDA device"]
 fn what_was_issued_completes_when_worlds_are_dropped() {
@@ -418,7 +421,8 @@ fn a_call_on_a_communicator_that_was_aborted_says_why_the_world_has_ended() {
     }
 }
 
-/// Where a call stays in progress, ranks are told after their deadline, and nothing is issued behind it.
+/// Where a call stays in progress, ranks are told after their deadline, and nothing is issued
+/// behind it.
 #[test]
 #[ignore = "needs a CUDA device"]
 fn a_call_that_does_not_come_to_its_stream_ends_the_world() {
@@ -452,8 +456,8 @@ fn calls_come_to_their_streams_or_the_world_ends_within_its_deadline() {
     assert!(!stuck || began.elapsed() < Duration::from_secs(20), "after {:?}", began.elapsed());
 }
 
-/// A thread that frees memory waits for what runs on the device. If it did so between the launches of two ranks of a collective, the first rank would
-/// wait for the second one for ever.
+/// A thread that frees memory waits for what runs on the device. If it did so between the launches
+/// of two ranks of a collective, the first rank would wait for the second one for ever.
 #[test]
 #[ignore = "needs a CUDA device"]
 fn memory_that_is_freed_meanwhile_holds_up_no_collective() {

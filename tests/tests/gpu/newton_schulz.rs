@@ -51,8 +51,8 @@ impl Orthogonalized {
     }
 }
 
-/// Orthogonalizes matrices of all sizes. They lie in one buffer, with elements between them that must not change, and have the same other
-/// buffers.
+/// Orthogonalizes matrices of all sizes. They lie in one buffer, with elements between them that
+/// must not change, and have the same other buffers.
 fn orthogonalize(by: &NewtonSchulz) -> Vec<Orthogonalized> {
     let stream = stream();
     let mut starts = Vec::new();
@@ -114,8 +114,8 @@ fn exact(by: &NewtonSchulz, matrix: &[f32], rows: usize, columns: usize) -> Vec<
     end.flatten_all().and_then(|it| it.to_vec1()).expect("its elements")
 }
 
-/// A sum of 300 terms in another order may differ by some 16 units of 2^-24, which are 1e-6, and each step has such sums. (In TF32 a product would
-/// be off by 5e-4.)
+/// A sum of 300 terms in another order may differ by some 16 units of 2^-24, which are 1e-6, and
+/// each step has such sums. (In TF32 a product would be off by 5e-4.)
 #[test]
 #[ignore = "needs a CUDA device"]
 fn matrices_are_orthogonalized_as_on_the_host() {
@@ -129,10 +129,12 @@ fn matrices_are_orthogonalized_as_on_the_host() {
     }
 }
 
-/// A sum in another order may be rounded to the next bf16. An element of B that is near b + c = -2.74 is then off by 2^-6, and with it the singular
-/// value, which is multiplied by a + b + c = 0.70: by 2.2 %. That is as much as all roundings of five steps change a matrix. So the device is
-/// compared with the iteration that rounds nothing, and may be no further from it than twice the host's distance, and half a bf16, as the host may be
-/// exact by chance; and with the host where few sums are rounded.
+/// A sum in another order may be rounded to the next bf16. An element of B that is near b + c =
+/// -2.74 is then off by 2^-6, and with it the singular value, which is multiplied by a + b + c =
+/// 0.70: by 2.2 %. That is as much as all roundings of five steps change a matrix. So the device is
+/// compared with the iteration that rounds nothing, and may be no further from it than twice the
+/// host's distance, and half a bf16, as the host may be exact by chance; and with the host where
+/// few sums are rounded.
 #[test]
 #[ignore = "needs a CUDA device"]
 fn in_bf16_results_are_as_near_to_the_exact_ones_as_those_of_the_host() {

@@ -76,8 +76,9 @@ fn products_are_those_of_the_definition() {
     }
 }
 
-/// Compares a product with the definition. A sum of k products in f32 is off by at most k units of 2^-24 of the sum of their magnitudes, and by
-/// two more for the scales. A result in bf16 is rounded by at most 2^-8 of it.
+/// Compares a product with the definition. A sum of k products in f32 is off by at most k units of
+/// 2^-24 of the sum of their magnitudes, and by two more for the scales. A result in bf16 is
+/// rounded by at most 2^-8 of it.
 fn compare(
     stream: &Stream,
     cublas: &mut Cublas,

@@ -1,4 +1,5 @@
-//! Gathers and reductions of units on a device, beside those on the host: ranks are threads that share the device.
+//! Gathers and reductions of units on a device, beside those on the host: ranks are threads that
+//! share the device.
 
 use std::sync::Arc;
 
@@ -81,7 +82,8 @@ fn buffer(dtype: DType, len: usize) -> DeviceBuffer {
     DeviceBuffer::new(&device(), dtype, len, "a test").expect("memory")
 }
 
-/// Some gradients absent, and of any dtype; the same on the host, and where every second one lies on the device.
+/// Some gradients absent, and of any dtype; the same on the host, and where every second one lies
+/// on the device.
 fn gradients(layout: &UnitLayout, seed: u64) -> [Vec<Option<Arc<dyn GradientValues>>>; 2] {
     let stream = stream();
     let mut all = [Vec::new(), Vec::new()];

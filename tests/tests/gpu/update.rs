@@ -10,8 +10,8 @@ use hsdp_sharding::DType;
 use super::numbers::ordinary;
 use super::{assert_same, device, download, stream, upload};
 
-/// More pieces than one launch takes, with gaps between them, and between their states, that no update may touch; and the numbers of elements
-/// and of states.
+/// More pieces than one launch takes, with gaps between them, and between their states, that no
+/// update may touch; and the numbers of elements and of states.
 fn pieces() -> (Vec<PieceOfStep>, [usize; 2]) {
     let mut start = 8;
     let mut state = 4;

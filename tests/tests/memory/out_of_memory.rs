@@ -1,4 +1,5 @@
-//! A rank that has no memory for a buffer: it and all others end the step, and go on with the next when there is some.
+//! A rank that has no memory for a buffer: it and all others end the step, and go on with the next
+//! when there is some.
 
 use std::sync::Arc;
 
@@ -20,8 +21,8 @@ use serde_json::Value;
 
 use crate::alone;
 
-/// Trains two steps; in the first, and in no other, rank 1 may hold no more than nothing in `category`. Returns the
-/// error of each rank.
+/// Trains two steps; in the first, and in no other, rank 1 may hold no more than nothing in
+/// `category`. Returns the error of each rank.
 fn trained(category: Category, options: &ModelOptions) -> Vec<String> {
     let outcomes = on_ranks(4, |world| {
         let rank = world.rank();

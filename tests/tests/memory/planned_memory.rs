@@ -111,7 +111,8 @@ fn peaks_are_as_planned_with_frozen_parameters() {
     println!("{}", compared.table());
 }
 
-/// A unit that a rank does not use in a forward stays until its loss, and no longer: the backward has its room.
+/// A unit that a rank does not use in a forward stays until its loss, and no longer: the backward
+/// has its room.
 #[test]
 fn a_unit_that_is_skipped_makes_room_when_the_backward_begins() {
     let _turn = alone();
@@ -140,7 +141,8 @@ fn a_unit_that_is_skipped_makes_room_when_the_backward_begins() {
     });
 }
 
-/// The head is declared before the layers, and used after them: in the declared order the backward would gather the whole model.
+/// The head is declared before the layers, and used after them: in the declared order the backward
+/// would gather the whole model.
 #[test]
 fn a_forward_in_another_order_needs_the_memory_of_its_own_order() {
     let _turn = alone();
@@ -298,7 +300,8 @@ fn a_full_unit_that_is_dropped_serves_the_next_gather_of_its_size() {
     });
 }
 
-/// A caller that holds more units than the plan counts on uses more memory than planned; dropping them frees all of the excess.
+/// A caller that holds more units than the plan counts on uses more memory than planned; dropping
+/// them frees all of the excess.
 #[test]
 fn what_waits_and_what_is_held_are_together_no_more_than_planned() {
     let _turn = alone();
@@ -388,7 +391,8 @@ fn no_rank_has_more_than_its_part_of_what_it_imports() {
     assert!((whole..whole + blocks).contains(&allocated[0].0), "{allocated:?}");
 }
 
-/// The copy that a background save makes is as large as planned, and the next save uses the same memory.
+/// The copy that a background save makes is as large as planned, and the next save uses the same
+/// memory.
 #[test]
 fn a_save_in_the_background_holds_one_copy_of_what_a_rank_writes() {
     let _turn = alone();
@@ -502,8 +506,8 @@ fn train_with(
     adamw.step(model, gradients).map(drop)
 }
 
-/// Five units of sizes that go up and down, so that the peak is not where a wrong formula would have it. Some are large
-/// enough for worker threads to take part.
+/// Five units of sizes that go up and down, so that the peak is not where a wrong formula would
+/// have it. Some are large enough for worker threads to take part.
 fn uneven_units() -> ModelSpec {
     let shapes = [[96, 400], [11, 3], [64, 64], [128, 500], [7, 100]];
     let units = shapes

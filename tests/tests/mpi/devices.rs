@@ -1,4 +1,5 @@
-//! Models that lie on devices, whose ranks are processes: NCCL carries them. On the emulated driver:
+//! Models that lie on devices, whose ranks are processes: NCCL carries them. On the emulated
+//! driver:
 //!
 //! ```text
 //! cargo build -p hsdp-cli -p hsdp-models --features hsdp-models/mpi,hsdp-models/nccl --bin hsdp --example train_gpt

@@ -1,4 +1,5 @@
-//! What goes wrong between processes, by the rows of the fault table: all processes end in time, not well, and say whose doing it is.
+//! What goes wrong between processes, by the rows of the fault table: all processes end in time,
+//! not well, and say whose doing it is.
 
 use std::fs;
 use std::ops::RangeInclusive;
@@ -184,7 +185,8 @@ fn asked_for() -> Result<(), String> {
     // One rank is told; all make the same step their last, and save.
     kill(processes[1], Signal::SIGTERM).map_err(|error| error.to_string())?;
     let ended = job.end()?;
-    // Rank 0 says it, after it has written its files. The others end quietly, so that mpirun does not kill it before.
+    // Rank 0 says it, after it has written its files. The others end quietly, so that mpirun does
+    // not kill it before.
     has(&ended.err, &["train_gpt: stopped by a signal to another rank after step "])?;
     if ended.code != Some(128 + Signal::SIGTERM as i32) || ended.err.contains("by signal 15") {
         return Err(format!("exit code {:?}: {}", ended.code, ended.err));

@@ -23,7 +23,8 @@ pub(crate) const TRIALS: &[Named] = &[
 /// Set in the environment of processes that run [`as_process`], and not the tests.
 pub(crate) const PROCESS: &str = "HSDP_TESTS_PROCESS";
 
-/// Two processes join a job, and only the first makes a world: it says how long it took to leave the job, and fails.
+/// Two processes join a job, and only the first makes a world: it says how long it took to leave
+/// the job, and fails.
 pub(crate) fn as_process() -> Result<(), String> {
     let job = Job::join(Duration::from_secs(60)).map_err(|error| error.to_string())?;
     if job.rank().index() > 0 {

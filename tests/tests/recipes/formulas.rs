@@ -82,7 +82,8 @@ fn adafactor_of(param: &Param, step: i32, values: &mut [f64], gradient: &[f64], 
     values.iter_mut().zip(update).for_each(|(p, u)| *p -= alpha / scale * u);
 }
 
-/// The variances of all elements, after the moments of rows (first) and columns (second) have moved.
+/// The variances of all elements, after the moments of rows (first) and columns (second) have
+/// moved.
 fn factored(
     rows: usize,
     columns: usize,
@@ -196,10 +197,12 @@ fn formula(recipe: Recipe) -> (Formula, f64) {
         Recipe::AdamW => (adamw, 2e-6),
         Recipe::Lion => (lion, 2e-6),
         Recipe::Adafactor => (adafactor_of, 2e-6),
-        // Newton-Schulz in f32 makes errors of singular values larger, by up to 3.4 in an iteration.
+        // Newton-Schulz in f32 makes errors of singular values larger, by up to 3.4 in an
+        // iteration.
         Recipe::Muon => (muon_of, 2e-5),
         Recipe::Mixed => (mixed, 2e-5),
-        // A moment is kept to about a hundredth: the update of a step of 0.01 is off by a part of that.
+        // A moment is kept to about a hundredth: the update of a step of 0.01 is off by a part of
+        // that.
         Recipe::AdamW8Bit => (adamw, 2e-3),
         Recipe::Shampoo => (shampoo, 2e-6),
     }

@@ -1,4 +1,5 @@
-//! A model with matrices, stacks of matrices and vectors, whose gradients are whole numbers that a test knows, and its optimizers.
+//! A model with matrices, stacks of matrices and vectors, whose gradients are whole numbers that a
+//! test knows, and its optimizers.
 
 use std::collections::BTreeMap;
 
@@ -52,8 +53,8 @@ pub(crate) enum Recipe {
     Muon,
     /// An optimizer of a user's own for whole parameters.
     Shampoo,
-    /// Three that exchange data: Muon for the matrices of the first unit, Adafactor for those of the second, and an update of whole
-    /// parameters for vectors, one of which has no state.
+    /// Three that exchange data: Muon for the matrices of the first unit, Adafactor for those of
+    /// the second, and an update of whole parameters for vectors, one of which has no state.
     Mixed,
 }
 
@@ -227,7 +228,8 @@ pub(crate) fn with<T>(
     }
 }
 
-/// The gradient of an element: a whole number, so that sums are exact, and no pattern that a matrix product would cancel.
+/// The gradient of an element: a whole number, so that sums are exact, and no pattern that a matrix
+/// product would cancel.
 fn slope(param: &Param, index: usize, step: usize, microbatch: usize) -> f32 {
     let seed = param.name.len() * 131 + index * 7919 + step * 104_729 + microbatch * 15_485_863;
     let mixed = (seed as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;

@@ -8,7 +8,8 @@ use hsdp_tests::support::worlds::{mesh, on_ranks};
 
 use crate::model::{Act, MESHES, Recipe, Steps, gradients, spec, with};
 
-/// Bytes of state, the most of an exchange, and the calls and bytes from other ranks of an update: all-to-alls and all-reduces.
+/// Bytes of state, the most of an exchange, and the calls and bytes from other ranks of an update:
+/// all-to-alls and all-reduces.
 type Numbers = (ByteCount, ByteCount, [Flow; 2]);
 
 struct Measure;
@@ -70,7 +71,8 @@ fn muon_exchanges_matrices() {
     assert!(plan.memory().update.get() >= 4 * 40 * 24);
 }
 
-/// The same of Adafactor: a value of each row, each column and each parameter, and then of each parameter.
+/// The same of Adafactor: a value of each row, each column and each parameter, and then of each
+/// parameter.
 #[test]
 fn adafactor_adds_up_sums() {
     let plan = Plan::new(spec(Recipe::Adafactor), mesh(1, 4), PlanOptions::default());

@@ -11,7 +11,8 @@ use serde_json::json;
 
 use crate::model::{Act, MESHES, Recipe, STEPS, Steps, Tensors, gradients, run, with};
 
-/// Loads the newest checkpoint of a folder, if there is one, trains to a step, and saves into another folder.
+/// Loads the newest checkpoint of a folder, if there is one, trains to a step, and saves into
+/// another folder.
 #[derive(Clone, Copy)]
 struct Go<'a> {
     from: &'a Path,
@@ -58,8 +59,8 @@ fn tensors(folder: &Path) -> BTreeMap<String, Vec<u32>> {
     tensors.keys().map(read).collect()
 }
 
-/// The state after two steps is the same on each mesh; loaded on another mesh and saved there, it has the same bits; and a run that goes on
-/// from it ends as one that was not interrupted.
+/// The state after two steps is the same on each mesh; loaded on another mesh and saved there, it
+/// has the same bits; and a run that goes on from it ends as one that was not interrupted.
 #[test]
 fn what_is_saved_on_one_mesh_is_loaded_on_another() {
     let _turn = crate::beside_others();

@@ -1,4 +1,5 @@
-//! Calls and bytes of every collective, measured where elements are copied, against the plan's formulas.
+//! Calls and bytes of every collective, measured where elements are copied, against the plan's
+//! formulas.
 
 use hsdp::{
     Accumulation, DType, Error, FullCopies, Mesh, ModelOptions, ModelSpec, Precision, Rank,
@@ -111,7 +112,8 @@ fn a_step_after_the_first_costs_the_control_traffic_of_two_small_gathers() {
     }
 }
 
-/// A rank of a world of 1,024 whose peers exist on paper only: the bytes that it would have moved are counted all the same.
+/// A rank of a world of 1,024 whose peers exist on paper only: the bytes that it would have moved
+/// are counted all the same.
 #[test]
 fn a_rank_of_1024_would_move_what_the_plan_says() {
     let options = ModelOptions::on(mesh(8, 128));

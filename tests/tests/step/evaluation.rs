@@ -73,7 +73,8 @@ fn each_unit_is_gathered_once_a_batch_and_nothing_is_reduced() {
     }
 }
 
-/// Parameters, moments and the order of the units are as without evaluations: training goes on with the same bits.
+/// Parameters, moments and the order of the units are as without evaluations: training goes on with
+/// the same bits.
 #[test]
 fn training_goes_on_as_if_nothing_had_happened() {
     let trained = |evaluates: bool| {
@@ -194,7 +195,8 @@ fn an_evaluation_that_was_leaked_costs_itself_and_not_the_run() {
     });
 }
 
-/// A thread of rank 0 waits in a gather for which rank 1 does not come: the drop is announced without waiting for it.
+/// A thread of rank 0 waits in a gather for which rank 1 does not come: the drop is announced
+/// without waiting for it.
 #[test]
 fn a_drop_is_announced_though_another_thread_waits_in_a_batch() {
     let started = Instant::now();
@@ -222,7 +224,8 @@ fn a_drop_is_announced_though_another_thread_waits_in_a_batch() {
     assert!(started.elapsed() < DEADLINE / 2, "{:?}", started.elapsed());
 }
 
-/// Each call of a rank fails in turn, in the making of the model and in an evaluation: all ranks learn of it, and try again.
+/// Each call of a rank fails in turn, in the making of the model and in an evaluation: all ranks
+/// learn of it, and try again.
 #[test]
 fn whatever_call_of_a_rank_fails_all_ranks_can_evaluate_again() {
     for (culprit, kind) in [(0, FaultKind::Error), (1, FaultKind::OutOfMemory)] {

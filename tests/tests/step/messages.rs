@@ -54,7 +54,8 @@ fn control_messages_depend_neither_on_ranks_nor_on_microbatches() {
     }
 }
 
-/// In a first step whose units are used as declared also an exchange about their order, and one of weights.
+/// In a first step whose units are used as declared also an exchange about their order, and one of
+/// weights.
 const FIRST_CONTROL: u64 = 8;
 
 #[test]
@@ -73,7 +74,8 @@ fn data_messages_go_to_members_of_the_groups_alone() {
     for (replicas, shards, microbatches) in [(2, 2, 1), (2, 3, 2)] {
         for (rank, messages) in of_a_step(replicas, shards, microbatches).iter().enumerate() {
             let [replicas, shards, k] = [replicas, shards, microbatches].map(|it| it as u64);
-            // Three units: each is gathered for the forward and for the backward, and reduced, in each microbatch. An all-reduce has two rounds.
+            // Three units: each is gathered for the forward and for the backward, and reduced, in
+            // each microbatch. An all-reduce has two rounds.
             let to_shards = 3 * 3 * k * (shards - 1);
             let to_replicas = 3 * 2 * (replicas - 1);
             assert_eq!(messages.data, to_shards + to_replicas, "rank {rank}: {messages:?}");

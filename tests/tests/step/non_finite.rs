@@ -1,4 +1,5 @@
-//! Gradients that are not finite: dynamic loss scaling, skipped steps, refused steps. The same on all ranks.
+//! Gradients that are not finite: dynamic loss scaling, skipped steps, refused steps. The same on
+//! all ranks.
 
 use hsdp::{
     Accumulation, AdamW, AdamWOptions, DType, DynamicScale, Error, LossScaling, LossSum,
@@ -76,8 +77,8 @@ fn a_scaled_loss_gives_the_gradient_of_the_loss() {
     assert_eq!(gradient(scaled(1024.0, 1)), gradient(unscaled));
 }
 
-/// In `third`, two shards of 64 elements: the bias lies in the second, which ranks 1 and 3 hold. Rank 2, whose gradient it
-/// is, holds the first.
+/// In `third`, two shards of 64 elements: the bias lies in the second, which ranks 1 and 3 hold.
+/// Rank 2, whose gradient it is, holds the first.
 #[test]
 fn a_gradient_that_is_not_finite_is_refused_by_name_on_all_ranks() {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
@@ -124,8 +125,8 @@ fn a_gradient_that_is_not_finite_can_be_skipped() {
     assert_eq!(found, NonFiniteGradient { step: 0, origin });
 }
 
-/// A loss that is NaN though every gradient is finite: a model that is drawn to a constant, say, and logs a broken number.
-/// A loss that is NaN, with this gradient.
+/// A loss that is NaN though every gradient is finite: a model that is drawn to a constant, say,
+/// and logs a broken number. A loss that is NaN, with this gradient.
 struct BrokenLoss(f32);
 
 impl Handmade for BrokenLoss {
@@ -173,7 +174,8 @@ fn a_loss_with_this_gradient(gradient: f32) {
     assert_eq!(common(skipped.collect()), Update::Skipped(found));
 }
 
-/// Several are bad: that of the earliest microbatch is told, there the first parameter of the model, on its first rank.
+/// Several are bad: that of the earliest microbatch is told, there the first parameter of the
+/// model, on its first rank.
 #[test]
 fn the_first_of_several_is_told_in_every_mode_on_every_mesh() {
     for accumulation in Accumulation::ALL {
@@ -239,8 +241,8 @@ fn a_sum_that_overflows_is_nobodys_gradient() {
     assert!(message.ends_with("is not finite when divided by 1e-30"), "{message}");
 }
 
-/// Four units on two replicas, in a step whose number of microbatches is not known: no all-reduce is issued before `finish`,
-/// and none after it is known that a partial has overflowed.
+/// Four units on two replicas, in a step whose number of microbatches is not known: no all-reduce
+/// is issued before `finish`, and none after it is known that a partial has overflowed.
 #[test]
 fn an_overflow_in_a_partial_skips_the_all_reduces_that_have_not_begun() {
     let calls = |slope: f32| {
@@ -267,7 +269,8 @@ fn an_overflow_in_a_partial_skips_the_all_reduces_that_have_not_begun() {
     assert_eq!(scale, 1.0, "it is at its least");
 }
 
-/// A model that is NaN would skip for ever, and say nothing, if a scale that cannot be halved went on to be an excuse.
+/// A model that is NaN would skip for ever, and say nothing, if a scale that cannot be halved went
+/// on to be an excuse.
 #[test]
 fn an_overflow_at_the_least_scale_is_refused_or_skipped_as_the_options_say() {
     let told = |non_finite| {

@@ -1,5 +1,5 @@
-//! Operations that NCCL carries between processes, about which ranks disagree: no rank updates. The operations are noted as
-//! if they had been issued.
+//! Operations that NCCL carries between processes, about which ranks disagree: no rank updates. The
+//! operations are noted as if they had been issued.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -17,7 +17,8 @@ use hsdp_tests::support::worlds::{DEADLINE, common_error, launched, mesh};
 /// The rank whose operation is another, if there is one.
 type Odd = Option<usize>;
 
-/// Runs `run` with a model on a mesh of 2 x 2, between threads and between ranks that share no memory.
+/// Runs `run` with a model on a mesh of 2 x 2, between threads and between ranks that share no
+/// memory.
 fn both<T: Send>(run: impl Fn(ShardedModel) -> T + Sync) -> [Vec<T>; 2] {
     [Between::Memory, Between::Messages].map(|between| {
         let options = WorldOptions { between, deadline: DEADLINE, ..WorldOptions::default() };

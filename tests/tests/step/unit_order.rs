@@ -109,7 +109,8 @@ fn units_that_no_rank_uses_come_last() {
     assert_eq!(order, [2, 0, 1].map(UnitId::new));
 }
 
-/// A rank without data, and a rank that ends its microbatch without a forward, gather what the others use.
+/// A rank without data, and a rank that ends its microbatch without a forward, gather what the
+/// others use.
 #[test]
 fn ranks_without_a_forward_follow() {
     let order = common(on_ranks(3, |world| {
@@ -205,7 +206,8 @@ fn gradients(model: &mut ShardedModel, used: &[usize]) -> Result<Gradients, Erro
     step.finish()
 }
 
-/// Uses the units in this order, and in reverse for the backward, in which each element has its own value as its gradient.
+/// Uses the units in this order, and in reverse for the backward, in which each element has its own
+/// value as its gradient.
 fn forward_and_backward(mut pass: Pass<'_>, used: &[usize]) -> Result<(), Error> {
     let handle = pass.handle();
     let is_kept =

@@ -1,4 +1,5 @@
-//! Parameters that no rank or only some ranks use, frozen parameters, and tied parameters, which have two names.
+//! Parameters that no rank or only some ranks use, frozen parameters, and tied parameters, which
+//! have two names.
 
 use std::collections::BTreeMap;
 
@@ -117,7 +118,8 @@ fn all_unused_parameters_are_named_with_their_ranks() {
     );
 }
 
-/// One warning, on rank 0, after the first step, of the parameters that have no gradient on any rank.
+/// One warning, on rank 0, after the first step, of the parameters that have no gradient on any
+/// rank.
 #[test]
 fn unused_parameters_are_warned_of_once() {
     let warned = on_ranks(2, |world| {
@@ -284,7 +286,8 @@ fn step(model: &mut ShardedModel, adamw: &mut AdamW, usage: Usage) -> Result<(),
     adamw.step(model, gradients).map(drop)
 }
 
-/// The mean over ranks, summed over three microbatches, where rank, microbatch and name determine the slope.
+/// The mean over ranks, summed over three microbatches, where rank, microbatch and name determine
+/// the slope.
 fn gradient(ranks: usize, slope: impl Fn(usize, usize, &str) -> Option<f32> + Sync) -> Parameters {
     let objective = Objective::RankMean;
     let unused = Unused::Zeros;

@@ -1,4 +1,5 @@
-//! Norms and histograms by parameter, and how far updates move parameters, against the whole gradients and parameters in f64.
+//! Norms and histograms by parameter, and how far updates move parameters, against the whole
+//! gradients and parameters in f64.
 
 use std::collections::BTreeMap;
 
@@ -254,7 +255,8 @@ fn gradients_and_updates_of_another_model_are_refused() {
     );
 }
 
-/// Zeros, the exponents from -40 to 8, and elements that are not finite, counted by comparison with powers of two.
+/// Zeros, the exponents from -40 to 8, and elements that are not finite, counted by comparison with
+/// powers of two.
 fn counted(values: &[f32]) -> Vec<u64> {
     let mut counts = vec![0; 51];
     for value in values.iter().map(|value| f64::from(value.abs())) {

@@ -16,7 +16,8 @@ use crate::conformance::compare::{Tally, first_difference};
 use crate::conformance::ranks::{Site, on_ranks};
 use crate::conformance::{Verdict, ledger};
 
-/// The scale of losses where gradients or the wire are f16: a power of two, which comes out again exactly.
+/// The scale of losses where gradients or the wire are f16: a power of two, which comes out again
+/// exactly.
 const F16_LOSS_SCALE: f64 = 1024.0;
 
 /// The results of one rank after the last step.

@@ -56,7 +56,8 @@ fn compare_values(
     }
 }
 
-/// The `turn`-th mesh: every mode, with a wire, a dtype and an optimizer that the other meshes have with other modes.
+/// The `turn`-th mesh: every mode, with a wire, a dtype and an optimizer that the other meshes have
+/// with other modes.
 fn on_mesh(turn: usize, mesh: [usize; 2]) {
     let dtypes = [DType::F32, DType::BF16, DType::F16];
     for (mode, accumulation) in Accumulation::ALL.into_iter().enumerate() {
@@ -124,7 +125,8 @@ fn every_objective_trains_to_the_bits_of_the_host() {
     }
 }
 
-/// Norms and histograms of gradients and parameters, and the ratios of an update where it is on the host.
+/// Norms and histograms of gradients and parameters, and the ratios of an update where it is on the
+/// host.
 type Measured = (Norms, Norms, Histograms, Histograms, Option<Norms>);
 
 fn measured(placement: Placement) -> Vec<Measured> {

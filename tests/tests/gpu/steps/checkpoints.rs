@@ -1,4 +1,5 @@
-//! A model that lies on a device goes on from a checkpoint of one on the host, and the other way round.
+//! A model that lies on a device goes on from a checkpoint of one on the host, and the other way
+//! round.
 
 use std::path::Path;
 

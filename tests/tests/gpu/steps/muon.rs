@@ -19,8 +19,9 @@ use super::{DEVICE, PLACES, offloading, placed};
 
 const MESHES: [[usize; 2]; 4] = [[1, 1], [1, 3], [2, 2], [2, 1]];
 
-/// The most by which a parameter may differ after four steps. Each step moves the elements of a matrix by about `RATE`; 1e-6 of a direction's
-/// norm for each iteration is the difference of the sums, and later gradients follow the parameters.
+/// The most by which a parameter may differ after four steps. Each step moves the elements of a
+/// matrix by about `RATE`; 1e-6 of a direction's norm for each iteration is the difference of the
+/// sums, and later gradients follow the parameters.
 const BOUND: f32 = 1e-5;
 const RATE: f64 = 0.02;
 
@@ -120,7 +121,8 @@ fn iterations_in_bf16_are_nearly_those_of_the_host() {
     for (name, expected) in on_host {
         let differences = on_device[&name].iter().zip(&expected).map(|(a, b)| (a - b).abs());
         let most = differences.fold(0.0, f32::max);
-        // Two units in the last place of a direction of norm 1, times the largest rate of an element, that of the tall matrix.
+        // Two units in the last place of a direction of norm 1, times the largest rate of an
+        // element, that of the tall matrix.
         assert!(f64::from(most) <= 2.0 * RATE * (45f64 / 11.0).sqrt() / 128.0, "{name}: {most}");
     }
 }

@@ -1,4 +1,5 @@
-//! Gradients that are not finite: what a device notes and is read when the step ends says the same as the host.
+//! Gradients that are not finite: what a device notes and is read when the step ends says the same
+//! as the host.
 
 use hsdp::{
     Accumulation, DType, DynamicScale, Error, LossScaling, ModelOptions, Objective, Optimizer,
@@ -58,7 +59,8 @@ fn the_first_that_is_not_finite_is_told_as_on_the_host() {
     }
 }
 
-/// Each gradient is finite. What is not is their sum, over shards, over replicas or over microbatches, or what they become on the wire.
+/// Each gradient is finite. What is not is their sum, over shards, over replicas or over
+/// microbatches, or what they become on the wire.
 #[test]
 #[ignore = "needs a CUDA device"]
 fn sums_and_roundings_that_overflow_are_told_as_on_the_host() {

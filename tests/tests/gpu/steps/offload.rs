@@ -1,5 +1,5 @@
-//! Models of which a part is in host memory: they train to the same bits as those on the host, and hold what the plan says, there
-//! and here.
+//! Models of which a part is in host memory: they train to the same bits as those on the host, and
+//! hold what the plan says, there and here.
 
 use hsdp::memory::{self, Category};
 use hsdp::{

@@ -22,8 +22,8 @@ use super::super::{stream, upload};
 /// Microbatches of each step.
 const MICROBATCHES: usize = 3;
 
-/// Units with a frozen parameter between others, with one of whole rows, frozen as a whole, kept from forward to backward, and
-/// larger than a block of threads takes.
+/// Units with a frozen parameter between others, with one of whole rows, frozen as a whole, kept
+/// from forward to backward, and larger than a block of threads takes.
 pub(super) fn spec() -> ModelSpec {
     let mixed = Unit::new("mixed")
         .param(Param::new("mixed.weight", [37, 19]))
@@ -49,7 +49,8 @@ struct At {
 }
 
 impl At {
-    /// Whether a parameter gets a gradient: some get none in some microbatches, on some ranks, or in a whole step.
+    /// Whether a parameter gets a gradient: some get none in some microbatches, on some ranks, or
+    /// in a whole step.
     fn has_gradient(self, param: &Param) -> bool {
         let Self { rank, step, microbatch } = self;
         match param.name.as_str() {
@@ -205,7 +206,8 @@ impl Training {
     }
 }
 
-/// One microbatch: what it hands in depends on the parameters that it gathers, so that a bit which differs spreads.
+/// One microbatch: what it hands in depends on the parameters that it gathers, so that a bit which
+/// differs spreads.
 fn pass(mut pass: Pass<'_>, at: At, stream: Option<&Stream>) -> Result<(), Error> {
     let handle = pass.handle();
     let spec = handle.plan().spec();

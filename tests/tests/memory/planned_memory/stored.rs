@@ -31,7 +31,8 @@ fn peaks_are_as_planned_with_frozen_parameters_that_are_stored_in_the_compute_dt
     println!("{}", compared.table());
 }
 
-/// Their 2 bytes an element are there, and no f32 of more than a unit at any time: also not where the model is read.
+/// Their 2 bytes an element are there, and no f32 of more than a unit at any time: also not where
+/// the model is read.
 #[test]
 fn stored_parameters_take_two_bytes_also_while_they_are_made_imported_saved_and_loaded() {
     for (replicate, shard) in [(1, 1), (2, 2), (1, 3)] {

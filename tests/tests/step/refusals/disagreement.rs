@@ -1,5 +1,5 @@
-//! Ranks that were given different options, models, steps or values: all ranks get an error that names
-//! the difference, before they exchange any data.
+//! Ranks that were given different options, models, steps or values: all ranks get an error that
+//! names the difference, before they exchange any data.
 
 use hsdp::{
     AdamW, AdamWOptions, DType, ModelOptions, ModelSpec, Optimizer, Param, Precision, ShardedModel,

@@ -1,4 +1,5 @@
-//! Replicas of a shard compare its bits where the options ask for that, and a difference is an error.
+//! Replicas of a shard compare its bits where the options ask for that, and a difference is an
+//! error.
 
 use std::num::NonZeroU64;
 

@@ -216,8 +216,8 @@ fn a_mistake_that_another_rank_made_before_a_collective_of_the_user_is_announced
     ends.into_iter().for_each(|end| end.expect("all go on"));
 }
 
-/// Rank 1 leaves the first evaluation since rank 0 drops it, and drops the second one itself. Rank 0
-/// waits in that one, and is notified.
+/// Rank 1 leaves the first evaluation since rank 0 drops it, and drops the second one itself. Rank
+/// 0 waits in that one, and is notified.
 #[test]
 fn the_drop_of_a_later_evaluation_is_announced() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -1,5 +1,5 @@
-//! A call that fails on one rank alone, at every call of a run: all other ranks get an error that names this rank and its
-//! reason, and the run goes on.
+//! A call that fails on one rank alone, at every call of a run: all other ranks get an error that
+//! names this rank and its reason, and the run goes on.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU64;
@@ -51,7 +51,8 @@ fn ranks_that_leave_are_told_of_every_call_that_fails_between_ranks_apart() {
     fail_everywhere(Between::Messages, Then::Leave);
 }
 
-/// Has each stage of each step fail in each way, and then each call of a rank, and checks the errors of all ranks.
+/// Has each stage of each step fail in each way, and then each call of a rank, and checks the
+/// errors of all ranks.
 fn fail_everywhere(between: Between, then: Then) {
     let undisturbed = run(None, between, then);
     let undisturbed = ended(&undisturbed);

@@ -1,4 +1,5 @@
-//! A call of a step fails or panics in the middle of its work, and the program goes on as if it had not: the step does not finish.
+//! A call of a step fails or panics in the middle of its work, and the program goes on as if it had
+//! not: the step does not finish.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -34,7 +35,8 @@ fn finished(
     ended.map(|end| end.expect_err("a call has failed").to_string()).collect()
 }
 
-/// A microbatch that reduces one unit, and does not look whether that succeeds, as a careless program does.
+/// A microbatch that reduces one unit, and does not look whether that succeeds, as a careless
+/// program does.
 fn one_unit(step: &mut Step<'_>, gradient: impl GradientValues + 'static) -> Result<(), Error> {
     let mut pass = step.microbatch()?;
     let _ = pass.loss(LossSum::new(0.0, 1))?;

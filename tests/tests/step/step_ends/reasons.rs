@@ -1,4 +1,5 @@
-//! The errors that ranks get for a step that failed: they name the rank, the step and the reason, and come in time.
+//! The errors that ranks get for a step that failed: they name the rank, the step and the reason,
+//! and come in time.
 
 use std::num::NonZeroU64;
 use std::sync::OnceLock;
@@ -15,7 +16,8 @@ use hsdp_tests::support::worlds::{common, launched, mesh, on_ranks, outcomes};
 
 use crate::step_ends::{STEPS, attempt};
 
-/// A rank finds its batch broken before it begins the step: it has no step to drop, and the others wait for its header.
+/// A rank finds its batch broken before it begins the step: it has no step to drop, and the others
+/// wait for its header.
 #[test]
 fn a_step_that_is_given_up_before_it_begins_is_begun_again_by_all() {
     let told = on_ranks(4, |world| {

@@ -112,7 +112,8 @@ fn a_step_of_no_microbatches_is_the_end_of_data_on_all_ranks() {
     }
 }
 
-/// A rank that is out in the middle of a step has data again when the step is begun again: a barrier is one of all.
+/// A rank that is out in the middle of a step has data again when the step is begun again: a
+/// barrier is one of all.
 #[test]
 fn a_step_that_is_given_up_leaves_nobody_absent() {
     let uneven = Uneven::ZeroWeight;
@@ -152,7 +153,8 @@ fn error_names_who_has_another_microbatch() {
     );
 }
 
-/// One small exchange a microbatch, and one to find out that there is no other, where the number is not given.
+/// One small exchange a microbatch, and one to find out that there is no other, where the number is
+/// not given.
 #[test]
 fn the_exchanges_of_a_step_are_counted() {
     let exchanges = |begin: StepOptions, microbatches: usize| {

@@ -81,7 +81,8 @@ impl Handmade for MeanOfNothing {
     }
 }
 
-/// A rank without data that goes through its model all the same: nothing of that counts, not even a NaN.
+/// A rank without data that goes through its model all the same: nothing of that counts, not even a
+/// NaN.
 #[test]
 fn a_microbatch_without_items_contributes_nothing_whatever_its_gradients_are() {
     for accumulation in Accumulation::ALL {

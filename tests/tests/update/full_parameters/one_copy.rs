@@ -1,4 +1,5 @@
-//! One full copy for all ranks of a process: the ranks read and train the same bits as with a copy each.
+//! One full copy for all ranks of a process: the ranks read and train the same bits as with a copy
+//! each.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};

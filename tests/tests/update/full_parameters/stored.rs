@@ -1,5 +1,6 @@
-//! Frozen parameters that are stored in the compute dtype alone: their values are those of `init`, rounded once, wherever they are
-//! read, and training with them gives the bits of training with f32 masters.
+//! Frozen parameters that are stored in the compute dtype alone: their values are those of `init`,
+//! rounded once, wherever they are read, and training with them gives the bits of training with f32
+//! masters.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,7 +23,8 @@ type Parameters = BTreeMap<String, Vec<f32>>;
 
 const MESHES: [(usize, usize); 6] = [(1, 1), (1, 3), (3, 1), (2, 2), (1, 8), (2, 3)];
 
-/// A unit with trained parameters between frozen ones, a frozen one of whole rows, and one with f32 masters only.
+/// A unit with trained parameters between frozen ones, a frozen one of whole rows, and one with f32
+/// masters only.
 fn masters() -> ModelSpec {
     let mixed = Unit::new("mixed")
         .param(Param::new("mixed.table", [211]).frozen())
@@ -73,7 +75,8 @@ fn adamw(model: &ShardedModel) -> AdamW {
     AdamW::new(model, AdamWOptions { learning_rate: 0.05, ..AdamWOptions::default() })
 }
 
-/// The bits of the loss of each step: those of a model with springs, which pull at the gathered parameters.
+/// The bits of the loss of each step: those of a model with springs, which pull at the gathered
+/// parameters.
 fn train(model: &mut ShardedModel, adamw: &mut AdamW) -> Result<Vec<u64>, Error> {
     let mut losses = Vec::new();
     for _ in 0..2 {
@@ -203,7 +206,8 @@ fn gathers_what_it_has(model: &mut ShardedModel) -> Result<(), Error> {
     step.finish().map(drop)
 }
 
-/// A folder, and a checkpoint of a model with f32 masters, have values that are rounded where they are read.
+/// A folder, and a checkpoint of a model with f32 masters, have values that are rounded where they
+/// are read.
 #[test]
 fn what_is_read_in_f32_is_rounded_once() {
     let folder = tempfile::tempdir().expect("a folder");

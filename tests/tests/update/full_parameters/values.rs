@@ -1,4 +1,5 @@
-//! The values of full parameters: those of `init`, and, where they are gathered, the f32 parameters rounded to the compute dtype.
+//! The values of full parameters: those of `init`, and, where they are gathered, the f32 parameters
+//! rounded to the compute dtype.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +26,8 @@ fn full_parameters_are_what_init_gave_on_every_mesh_and_in_every_dtype() {
     }
 }
 
-/// Gathers read a copy of the parameters in the compute dtype: every change of the parameters changes both.
+/// Gathers read a copy of the parameters in the compute dtype: every change of the parameters
+/// changes both.
 #[test]
 fn what_is_gathered_is_the_parameters_rounded_after_every_kind_of_step() {
     for (dtype, of_units) in [
@@ -73,7 +75,8 @@ fn what_is_gathered_is_the_parameters_rounded_after_every_kind_of_step() {
     }
 }
 
-/// Compares every unit as it is gathered with the f32 parameters, in a step without gradients that no optimizer takes.
+/// Compares every unit as it is gathered with the f32 parameters, in a step without gradients that
+/// no optimizer takes.
 fn gathers_the_rounded(model: &mut ShardedModel) -> Result<(), Error> {
     let full = model.full_parameters()?;
     let spec = model.plan().spec().clone();

@@ -1,4 +1,5 @@
-//! Groups of parameters: each parameter is updated as by an optimizer whose only options are those of its group.
+//! Groups of parameters: each parameter is updated as by an optimizer whose only options are those
+//! of its group.
 
 use hsdp::{
     AdamW, AdamWOptions, Error, Mesh, ModelOptions, Momentum, Optimizer, Param, Sgd, SgdOptions,
