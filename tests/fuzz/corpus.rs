@@ -1,7 +1,8 @@
-//! Inputs that fuzzers have found, and changes of them that are made here: part of `tests/fuzz/main.rs` of each crate that reads bytes
-//! of others.
+//! Inputs that fuzzers have found, and changes of them that are made here: part of
+//! `tests/fuzz/main.rs` of each crate that reads bytes of others.
 //!
-//! A corpus is a file with a line for each input: its name, and its bytes in hexadecimal digits. `tests/fuzz/run.sh` looks for more inputs.
+//! A corpus is a file with a line for each input: its name, and its bytes in hexadecimal digits.
+//! `tests/fuzz/run.sh` looks for more inputs.
 
 use std::fs;
 use std::panic;
@@ -50,7 +51,8 @@ pub(crate) fn run(name: &str, target: fn(&[u8])) {
     }
 }
 
-/// Says what the input was if the target panics. One at a time: some measure what all threads share.
+/// Says what the input was if the target panics. One at a time: some measure what all threads
+/// share.
 fn run_one(target: fn(&[u8]), input: &[u8], what: &str) {
     static ONE: Mutex<()> = Mutex::new(());
     let guard = ONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -59,7 +61,8 @@ fn run_one(target: fn(&[u8]), input: &[u8], what: &str) {
     assert!(ended.is_ok(), "with {what}");
 }
 
-/// Some bytes are other bytes, are left out, or come twice; or a number is another, in bytes or in digits.
+/// Some bytes are other bytes, are left out, or come twice; or a number is another, in bytes or in
+/// digits.
 fn changed(random: &mut ChaCha8Rng, input: &[u8]) -> Vec<u8> {
     let mut bytes = input.to_vec();
     for _ in 0..random.random_range(1..=4) {

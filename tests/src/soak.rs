@@ -1,8 +1,8 @@
-//! The soak: random steps of a tiny model on random meshes, with random faults. After each fault the survivors hold the
-//! last committed step, bit for bit, and nothing is left behind.
+//! The soak: random steps of a tiny model on random meshes, with random faults. After each fault
+//! the survivors hold the last committed step, bit for bit, and nothing is left behind.
 //!
-//! Everything follows from the seed, so every finding can be run again. In reading order: `draw` (a random world),
-//! `training` (the steps of its ranks), `survivors` (the checks afterwards).
+//! Everything follows from the seed, so every finding can be run again. In reading order: `draw` (a
+//! random world), `training` (the steps of its ranks), `survivors` (the checks afterwards).
 
 mod draw;
 mod survivors;

@@ -71,7 +71,8 @@ fn in_one_process() -> Trained {
     Trained { parameters, ..trained }
 }
 
-/// A sum over 256 ranks in their order is rounded 256 times, by at most 2^-24 of itself as long as it only grows.
+/// A sum over 256 ranks in their order is rounded 256 times, by at most 2^-24 of itself as long as
+/// it only grows.
 const BOUND: f64 = RANKS as f64 / (1 << 24) as f64;
 
 fn assert_close(trained: &Trained, reference: &Trained, what: &str) {

@@ -1,7 +1,8 @@
-//! After its first steps, training allocates no buffer: what a step still allocates is small, and does not grow with the model.
+//! After its first steps, training allocates no buffer: what a step still allocates is small, and
+//! does not grow with the model.
 //!
-//! A buffer that is allocated in each step costs a pass over its memory, since the system zeroes it. The operations of a step, and
-//! their lists, are small.
+//! A buffer that is allocated in each step costs a pass over its memory, since the system zeroes
+//! it. The operations of a step, and their lists, are small.
 //!
 //! Counters are of the whole process, so this file has one test.
 
@@ -26,19 +27,22 @@ const MICROBATCHES: usize = 3;
 const LARGE: usize = 60_000;
 const SMALL: usize = 500;
 
-/// Steps that are counted together; more of those that are quick, so that what is allocated now and then is seen, too.
+/// Steps that are counted together; more of those that are quick, so that what is allocated now and
+/// then is seen, too.
 const COUNTED: usize = 4;
 const COUNTED_SMALL: usize = 24;
 
 /// How often the steps of the smaller model are counted: the least number counts.
 const TIMES: usize = 3;
 
-/// How often those of the larger model are counted at the most. How much is in use at once depends on which thread runs when: a step
-/// in which it is more than ever before still allocates for that. What every step allocates, it allocates each time.
+/// How often those of the larger model are counted at the most. How much is in use at once depends
+/// on which thread runs when: a step in which it is more than ever before still allocates for that.
+/// What every step allocates, it allocates each time.
 const ATTEMPTS: usize = 50;
 
-/// Allocations of a rank for each unit and microbatch, at the most: of a gather in the forward, one in the backward, a
-/// reduce-scatter, their operations, and the list of gradients that this test hands over.
+/// Allocations of a rank for each unit and microbatch, at the most: of a gather in the forward, one
+/// in the backward, a reduce-scatter, their operations, and the list of gradients that this test
+/// hands over.
 const MOST: u64 = 60;
 
 /// A model and the options with which it is trained.
@@ -86,8 +90,8 @@ impl Case {
         Self { options: self.options.clone(), numel: 2 * self.numel, steps: self.steps }
     }
 
-    /// A model of twice the size allocates less more than the shards of one rank grow, of all units, in the dtype that takes the
-    /// fewest bytes. And what it allocates are few pieces.
+    /// A model of twice the size allocates less more than the shards of one rank grow, of all
+    /// units, in the dtype that takes the fewest bytes. And what it allocates are few pieces.
     fn check(&self) {
         let counts = self.count(|counts| counts.len() == TIMES);
         let [count, bytes] = least(&counts);
@@ -103,7 +107,8 @@ impl Case {
         assert!(larger < limit, "{self}: {bytes} bytes, and {larger} for twice the elements");
     }
 
-    /// How many pieces, and bytes of them, all ranks allocate in so many steps, counted again and again until it is `enough`.
+    /// How many pieces, and bytes of them, all ranks allocate in so many steps, counted again and
+    /// again until it is `enough`.
     fn count(&self, enough: impl Fn(&[[u64; 2]]) -> bool + Sync) -> Vec<[u64; 2]> {
         let counts = Mutex::new(Vec::with_capacity(ATTEMPTS));
         on_ranks(self.options.mesh.world_size(), |world| {

@@ -1,6 +1,7 @@
 //! Runs conformance cases and prints one line a case, then a closing count.
 //!
-//! Exits 1 if a case failed or a line cannot be printed, 2 if an argument is invalid or a case cannot be read.
+//! Exits 1 if a case failed or a line cannot be printed, 2 if an argument is invalid or a case
+//! cannot be read.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,4 +1,5 @@
-//! Random steps with random faults on random meshes. Exits 1 with the error that it found, or if a line cannot be printed, 2 if an argument is invalid.
+//! Random steps with random faults on random meshes. Exits 1 with the error that it found, or if a
+//! line cannot be printed, 2 if an argument is invalid.
 
 use std::process::ExitCode;
 
@@ -11,9 +12,9 @@ use hsdp_train::{Failure, command_line, print};
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
-/// Runs random steps with random faults on random meshes. Checks after each fault that the surviving ranks hold the last committed
-/// step, bit for bit, and that no thread and no memory is left behind. With `HSDP_APART=1` in the
-/// environment ranks exchange messages, as processes do.
+/// Runs random steps with random faults on random meshes. Checks after each fault that the
+/// surviving ranks hold the last committed step, bit for bit, and that no thread and no memory is
+/// left behind. With `HSDP_APART=1` in the environment ranks exchange messages, as processes do.
 #[derive(Debug, Parser)]
 #[command(name = "soak")]
 struct Arguments {

@@ -40,8 +40,8 @@ impl Case {
     /// Reads the case in the folder `dir`.
     ///
     /// # Errors
-    /// [`CaseError`], if a file is missing or broken, a tensor is missing or has another shape than the
-    /// case says, or the kind is not known.
+    /// [`CaseError`], if a file is missing or broken, a tensor is missing or has another shape than
+    /// the case says, or the kind is not known.
     pub fn read(dir: &Path) -> Result<Self, CaseError> {
         let path = dir.join("case.json");
         let head: Head = read_json(&path)?;
@@ -76,13 +76,15 @@ impl Case {
         }
     }
 
-    /// Runs it on the host, with a thread for each rank that it needs. It is skipped if those are more than [`MOST_RANKS`].
+    /// Runs it on the host, with a thread for each rank that it needs. It is skipped if those are
+    /// more than [`MOST_RANKS`].
     #[must_use]
     pub fn run(&self) -> Verdict {
         self.run_on(Site::default())
     }
 
-    /// As [`run`](Self::run), there. Collectives with gradients, which have no model, are skipped where that is not the host.
+    /// As [`run`](Self::run), there. Collectives with gradients, which have no model, are skipped
+    /// where that is not the host.
     #[must_use]
     pub fn run_on(&self, site: Site) -> Verdict {
         let ranks = self.world_size();
@@ -109,7 +111,8 @@ pub(super) fn check_microbatches(count: usize) -> Result<(), String> {
     }
 }
 
-/// Checks that the memory of all ranks is within that of this process: of their models as planned, and of `own` on each rank.
+/// Checks that the memory of all ranks is within that of this process: of their models as planned,
+/// and of `own` on each rank.
 pub(super) fn check_memory(
     spec: ModelSpec,
     options: &ModelOptions,

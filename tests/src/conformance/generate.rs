@@ -18,8 +18,9 @@ const MOST_ELEMENTS: usize = 1500;
 const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
 impl ReduceCase {
-    /// A case that depends on `seed` alone: any mesh of 1 to 8 ranks, mode, dtypes and divide factor; parameters
-    /// of any shape, frozen ones, and ones that are used in some microbatches or in none.
+    /// A case that depends on `seed` alone: any mesh of 1 to 8 ranks, mode, dtypes and divide
+    /// factor; parameters of any shape, frozen ones, and ones that are used in some microbatches or
+    /// in none.
     #[must_use]
     pub fn generated(seed: u64) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);

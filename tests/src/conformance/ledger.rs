@@ -6,7 +6,8 @@ use hsdp_sharding::Flow;
 
 use super::ReduceCase;
 
-/// Compares the counts of `rank` in the one step of `case` with the format's calls and the plan's bytes.
+/// Compares the counts of `rank` in the one step of `case` with the format's calls and the plan's
+/// bytes.
 ///
 /// # Errors
 /// The first count that differs.
@@ -16,7 +17,7 @@ pub(super) fn check(
     rank: Rank,
     ledger: &LedgerSnapshot,
 ) -> Result<(), String> {
-    against_plan(plan, rank, (1, case.microbatches as u64), ledger)?;
+    against_plan(plan, rank, 1, case.microbatches as u64, ledger)?;
     let calls = [
         (
             Op::ReduceScatter,
@@ -40,7 +41,8 @@ pub(super) fn check(
 pub(super) fn against_plan(
     plan: &Plan,
     rank: Rank,
-    (steps, microbatches): (u64, u64),
+    steps: u64,
+    microbatches: u64,
     ledger: &LedgerSnapshot,
 ) -> Result<(), String> {
     let traffic = plan.traffic(rank, microbatches);

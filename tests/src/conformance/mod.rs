@@ -1,8 +1,8 @@
 //! The conformance runner: runs cases with the results of other software against the runtime.
 //!
-//! A case is a folder in the format of `cases/FORMAT.md`. [`Case::read`] checks all that can be checked without
-//! running, so that later failures are errors of the runtime; [`Case::run`] starts as many ranks as the case needs and
-//! compares.
+//! A case is a folder in the format of `cases/FORMAT.md`. [`Case::read`] checks all that can be
+//! checked without running, so that later failures are errors of the runtime; [`Case::run`] starts
+//! as many ranks as the case needs and compares.
 //!
 //! | kind | drives | file |
 //! |---|---|---|
@@ -10,8 +10,8 @@
 //! | `train` | the GPT of `hsdp-candle`, for some steps | `train` |
 //! | `vjp` | a differentiable collective, forward and backward | `vjp` |
 //!
-//! `generate` makes `reduce` cases by chance, `ranks` runs threads, `compare` holds results against bounds, `tensors`
-//! and `error` read files.
+//! `generate` makes `reduce` cases by chance, `ranks` runs threads, `compare` holds results against
+//! bounds, `tensors` and `error` read files.
 
 mod case;
 mod compare;

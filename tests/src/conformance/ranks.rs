@@ -88,7 +88,8 @@ fn connect(_: &World, _: usize) -> Result<(), String> {
 /// # Errors
 /// The first rank that failed or panicked, and how.
 pub(super) fn on_ranks<T, E>(
-    (mesh, carrier): (Mesh, Carrier),
+    mesh: Mesh,
+    carrier: Carrier,
     act: impl Fn(World) -> Result<T, E> + Sync,
 ) -> Result<Vec<T>, String>
 where
@@ -117,7 +118,8 @@ where
 #[cfg(feature = "mpi")]
 static JOB: Mutex<Option<Job>> = Mutex::new(None);
 
-/// Has cases run on the processes of the job in which this one was started: which it is, and how many there are.
+/// Has cases run on the processes of the job in which this one was started: which it is, and how
+/// many there are.
 ///
 /// # Errors
 /// The error of MPI.
@@ -141,7 +143,8 @@ fn job() -> Option<Job> {
     JOB.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// As many processes as the mesh has ranks make a world; each of them gets the results of all. The others fail.
+/// As many processes as the mesh has ranks make a world; each of them gets the results of all. The
+/// others fail.
 #[cfg(feature = "mpi")]
 fn on_processes<T: Serialize + DeserializeOwned>(
     mesh: Mesh,

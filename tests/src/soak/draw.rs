@@ -163,8 +163,9 @@ fn options(mesh: Mesh, faults: &[Fault], random: &mut ChaCha8Rng) -> ModelOption
     }
 }
 
-/// A power of two changes no bit where the wire has the range of f32. An f16 wire rounds small numbers otherwise under another
-/// scale, and a value that is not finite would leave the scale lower than it is in the run without faults.
+/// A power of two changes no bit where the wire has the range of f32. An f16 wire rounds small
+/// numbers otherwise under another scale, and a value that is not finite would leave the scale
+/// lower than it is in the run without faults.
 fn loss_scaling(wire: DType, faults: &[Fault], random: &mut ChaCha8Rng) -> LossScaling {
     let initial = pick(random, &[1024.0, 65536.0]);
     let growth_interval = pick(random, &[1, 2, 5]);

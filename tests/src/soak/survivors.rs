@@ -13,7 +13,8 @@ use super::draw::Trial;
 use super::training::{Ended, same_bits};
 
 impl Trial {
-    /// Runs the world, and the same without faults for as many steps as the survivors committed, and compares.
+    /// Runs the world, and the same without faults for as many steps as the survivors committed,
+    /// and compares.
     pub(super) fn run(&self, report: &mut Report) -> Result<(), String> {
         let threads = threads();
         let ended = self.train(u64::MAX, self.faults.clone());
@@ -73,8 +74,8 @@ impl Trial {
     }
 }
 
-/// How many of the faults are such that `rank` is not to be asked for its state after one: it is gone, or it believes that it
-/// has met others though it has not.
+/// How many of the faults are such that `rank` is not to be asked for its state after one: it is
+/// gone, or it believes that it has met others though it has not.
 fn ends_its_rank(faults: &[Fault], rank: usize) -> usize {
     let of_rank = faults.iter().filter(|fault| fault.rank.index() == rank);
     let ends = |fault: &&Fault| {

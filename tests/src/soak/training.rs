@@ -1,4 +1,5 @@
-//! The work of the ranks of a world: steps until all are committed or the world is over, each on data of its own.
+//! The work of the ranks of a world: steps until all are committed or the world is over, each on
+//! data of its own.
 
 use std::time::Duration;
 
@@ -15,14 +16,15 @@ use crate::support::models::{Shards, shards};
 use crate::support::springs::{self, Batch};
 use crate::support::worlds::launched;
 
-/// How long a rank waits before a world that hangs is ended: a freeze, and a call that was skipped, take this long.
+/// How long a rank waits before a world that hangs is ended: a freeze, and a call that was skipped,
+/// take this long.
 const DEADLINE: Duration = Duration::from_millis(300);
 
 /// The same in a world without faults.
 const UNDISTURBED: Duration = Duration::from_secs(60);
 
-/// How often a rank may fail in a row before something is wrong: each fault fires once, and a loss scale of 2^16 is halved
-/// until it fits.
+/// How often a rank may fail in a row before something is wrong: each fault fires once, and a loss
+/// scale of 2^16 is halved until it fits.
 const MOST_FAILURES: u64 = 20;
 
 /// How a rank ended that did not panic.
@@ -51,7 +53,8 @@ enum Made {
 }
 
 impl Trial {
-    /// Trains for as many steps as there are data for, but for no more than `steps`, with `faults`; by rank how it ended, or the message of its panic.
+    /// Trains for as many steps as there are data for, but for no more than `steps`, with `faults`;
+    /// by rank how it ended, or the message of its panic.
     pub(super) fn train(&self, steps: u64, faults: Vec<Fault>) -> Vec<Result<Ended, String>> {
         // Where nothing goes wrong nobody waits in vain, however busy the machine is.
         let deadline = if faults.is_empty() { UNDISTURBED } else { DEADLINE };
@@ -97,7 +100,8 @@ impl Trial {
                     failed_in_a_row = 0;
                 }
                 Ok(Made::End) | Err(Error::Data(DataError::UnevenInputs { .. })) => break,
-                // Nothing was updated: what is held is what was committed last. `survivors` compares.
+                // Nothing was updated: what is held is what was committed last. `survivors`
+                // compares.
                 Ok(Made::Update(Update::Skipped(_))) => failed_in_a_row += 1,
                 Err(error) if error.is_fatal() || is_left(&error) => {
                     ended.fatal = Some(error.to_string());

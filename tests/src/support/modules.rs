@@ -61,7 +61,7 @@ impl Modules {
         let mut imports = BTreeSet::new();
         for file in &files {
             for path in file.paths(&all) {
-                let to = resolve(&file.module, &path, (&all, &names), MOST_STEPS);
+                let to = resolve(&file.module, &path, &all, &names, MOST_STEPS);
                 if let Some(to) = to.filter(|to| *to != file.module) {
                     let from = file.module.clone();
                     let file = file.path.to_owned();
@@ -196,7 +196,8 @@ impl Imports {
 fn resolve(
     from: &Module,
     path: &[String],
-    (all, names): (&BTreeSet<Module>, &Names),
+    all: &BTreeSet<Module>,
+    names: &Names,
     steps: usize,
 ) -> Option<Module> {
     let mut at = from.clone();
@@ -221,7 +222,7 @@ fn resolve(
         }
         let Some(behind) = names.get(&at).and_then(|names| names.get(name)) else { break };
         let path: Vec<String> = behind.iter().chain(further).cloned().collect();
-        return resolve(&at, &path, (all, names), steps.checked_sub(1)?);
+        return resolve(&at, &path, all, names, steps.checked_sub(1)?);
     }
     Some(at)
 }

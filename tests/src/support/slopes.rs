@@ -21,7 +21,8 @@ impl Handmade for Slopes<'_> {
     }
 }
 
-/// Runs one microbatch of weight 1 in which every element of every trainable parameter has the derivative `slope`.
+/// Runs one microbatch of weight 1 in which every element of every trainable parameter has the
+/// derivative `slope`.
 ///
 /// # Errors
 /// The error of the runtime.
@@ -29,7 +30,8 @@ pub fn microbatch(step: &mut Step<'_>, slope: f32) -> Result<(), Error> {
     microbatch_by(step, &|_| Some(slope))
 }
 
-/// Runs one microbatch of weight 1 in which `slope` returns the derivative of a parameter, if it has one.
+/// Runs one microbatch of weight 1 in which `slope` returns the derivative of a parameter, if it
+/// has one.
 ///
 /// # Errors
 /// The error of the runtime.

@@ -43,8 +43,8 @@ pub fn texts() -> Vec<Source> {
     paths().into_iter().filter_map(read).collect()
 }
 
-/// The path of every file, text or not, in order: relative to the root of the workspace, with `/` between its parts. The files
-/// that builds, runs and fuzzers leave behind are left out.
+/// The path of every file, text or not, in order: relative to the root of the workspace, with `/`
+/// between its parts. The files that builds, runs and fuzzers leave behind are left out.
 ///
 /// # Panics
 /// If a folder cannot be read.

@@ -1,15 +1,21 @@
-//! A model with a real loss: each element of each parameter is on a spring to a target that depends on the item.
+//! A model with a real loss: each element of each parameter is on a spring to a target that depends
+//! on the item.
 //!
-//! The loss of an item is the sum of (w - target)^2 / 2 over all elements; its derivative is w - target. Targets and
-//! initial values are small multiples of 1/8, so that the first gradient is exact in f32 whatever the order of sums.
+//! The loss of an item is the sum of (w - target)^2 / 2 over all elements; its derivative is w -
+//! target. Targets and initial values are small multiples of 1/8, so that the first gradient is
+//! exact in f32 whatever the order of sums.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use hsdp::{Error, LossSum, Param, Pass, Step, Values};
+use hsdp::{
+    Error, Gradients, LossSum, ModelOptions, Param, Pass, ShardedModel, Step, StepOptions, Values,
+    World,
+};
 use hsdp_sharding::{ModelSpec, Role};
 
 use crate::support::handmade::{self, Handmade, Until};
+use crate::support::models::three_units;
 
 /// The items that one rank sees in one microbatch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,6 +83,40 @@ impl Handmade for Springs {
     }
 }
 
+/// Makes a model of `three_units` with springs.
+///
+/// # Errors
+/// The error of the runtime.
+pub fn model(world: World, options: &ModelOptions) -> Result<ShardedModel, Error> {
+    model_of(world, &three_units(), options)
+}
+
+/// Makes a model with springs.
+///
+/// # Errors
+/// The error of the runtime.
+pub fn model_of(
+    world: World,
+    spec: &ModelSpec,
+    options: &ModelOptions,
+) -> Result<ShardedModel, Error> {
+    ShardedModel::new(world, spec.clone(), options.clone(), initial)
+}
+
+/// Runs the microbatches of the next step, on batches that no other rank or step has.
+///
+/// # Errors
+/// The error of the runtime.
+pub fn gradients(model: &mut ShardedModel, microbatches: usize) -> Result<Gradients, Error> {
+    let rank = model.rank().index();
+    let number = model.committed_steps();
+    let mut step = model.begin_step(StepOptions::microbatches(microbatches))?;
+    for index in 0..microbatches {
+        microbatch(&mut step, Batch::of(rank, number, index))?;
+    }
+    step.finish()
+}
+
 /// Runs one microbatch on `batch`.
 ///
 /// # Errors
@@ -101,7 +141,8 @@ pub fn microbatch_until(step: &mut Step<'_>, batch: Batch, until: Until) -> Resu
     handmade::microbatch_until(step, &mut Springs { batch, sum: 0.0 }, until)
 }
 
-/// The reference, without shards or collectives: the gradient of the mean loss over all items of all batches, in f64.
+/// The reference, without shards or collectives: the gradient of the mean loss over all items of
+/// all batches, in f64.
 #[must_use]
 pub fn mean_gradient(
     spec: &ModelSpec,

@@ -15,8 +15,9 @@ pub struct Said(Arc<Mutex<Vec<(String, Instant)>>>);
 impl Default for Said {
     /// Begins to listen, with no warning so far.
     fn default() -> Self {
-        // `tracing` decides for each place in the code whether any subscriber hears it. If a thread reaches the place first while another
-        // makes its subscriber, the decision can miss that one. A subscriber of the whole process is always there.
+        // `tracing` decides for each place in the code whether any subscriber hears it. If a thread
+        // reaches the place first while another makes its subscriber, the decision can miss that
+        // one. A subscriber of the whole process is always there.
         let _ = tracing::subscriber::set_global_default(Self(Arc::default()));
         Self(Arc::default())
     }

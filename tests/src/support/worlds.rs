@@ -80,7 +80,16 @@ pub fn common<T: PartialEq + Debug>(values: Vec<T>) -> T {
     first
 }
 
-/// A mesh of `replicate` x `shard` ranks.
+/// Returns meshes of `replicate` x `shard` ranks.
+///
+/// # Panics
+/// If there is no such mesh.
+#[must_use]
+pub fn meshes<const COUNT: usize>(sizes: [(usize, usize); COUNT]) -> [Mesh; COUNT] {
+    sizes.map(|(replicate, shard)| mesh(replicate, shard))
+}
+
+/// Returns a mesh of `replicate` x `shard` ranks.
 ///
 /// # Panics
 /// If there is no such mesh.

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Import};
-use hsdp::{Ema, Error, ModelOptions, ModelSpec, ShardedModel, World};
+use hsdp::{Ema, Error, Mesh, ModelOptions, ModelSpec, ShardedModel, World};
 use hsdp_checkpoint::{Disk, Store, Weights, export};
 use hsdp_tests::support::models::layer;
 use hsdp_tests::support::springs;
-use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
+use hsdp_tests::support::worlds::{common, common_error, mesh, meshes, on_ranks, outcomes};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -30,7 +30,7 @@ fn last(folders: &[TempDir]) -> &Path {
 }
 
 /// Saves after each of these steps; `cursor` is the program's own value.
-fn save(folder: &Path, (ranks, steps): (usize, &[u64]), cursor: u64) {
+fn save(folder: &Path, ranks: usize, steps: &[u64], cursor: u64) {
     on_ranks(ranks, |world| {
         let mut training = Training::new(world, &ModelOptions::on(mesh(1, ranks)))?;
         let mut checkpoints = training.checkpoints(folder)?;
@@ -44,11 +44,10 @@ fn save(folder: &Path, (ranks, steps): (usize, &[u64]), cursor: u64) {
 }
 
 /// The error of a load by ranks with a folder each, after which nothing has changed.
-fn refused(folders: &[TempDir], mesh_of: (usize, usize), step: Option<u64>) -> String {
+fn refused(folders: &[TempDir], mesh: Mesh, step: Option<u64>) -> String {
     let error = common_error(outcomes(folders.len(), |world| {
         let rank = world.rank().index();
-        let options = ModelOptions::on(mesh(mesh_of.0, mesh_of.1));
-        let mut training = Training::new(world, &options)?;
+        let mut training = Training::new(world, &ModelOptions::on(mesh))?;
         let before = training.bits()?;
         let options = CheckpointOptions::default();
         let mut checkpoints = Checkpoints::open(&training.model, folders[rank].path(), options)?;
@@ -67,12 +66,12 @@ fn refused(folders: &[TempDir], mesh_of: (usize, usize), step: Option<u64>) -> S
 
 #[test]
 fn checkpoints_of_one_step_that_differ_are_refused_even_in_the_value_of_the_program_alone() {
-    for mesh in MESHES {
-        let folders = folders(mesh.0 * mesh.1);
+    for mesh in meshes(MESHES) {
+        let folders = folders(mesh.world_size());
         let odd = folders.len() - 1;
         for (index, folder) in folders.iter().enumerate() {
             let cursor = if index == odd { 8 } else { 7 };
-            save(folder.path(), (2, &[3]), cursor);
+            save(folder.path(), 2, &[3], cursor);
         }
         for step in [None, Some(3)] {
             let told = refused(&folders, mesh, step);
@@ -92,7 +91,7 @@ fn checkpoints_of_one_step_that_differ_are_refused_even_in_the_value_of_the_prog
 #[test]
 fn the_same_checkpoint_may_lie_in_different_folders() {
     let folders = folders(2);
-    save(folders[0].path(), (2, &[1, 3]), 7);
+    save(folders[0].path(), 2, &[1, 3], 7);
     copy(folders[0].path(), folders[1].path());
     on_ranks(2, |world| {
         let rank = world.rank().index();
@@ -160,23 +159,23 @@ fn copy(from: &Path, to: &Path) {
 fn ranks_that_see_different_newest_checkpoints_are_named() {
     for (steps, got) in [(&[][..], "no checkpoint"), (&[2], "step 2 as its newest checkpoint")] {
         let folders = folders(2);
-        save(folders[0].path(), (2, &[2, 4]), 7);
-        save(last(&folders), (2, steps), 7);
-        let told = refused(&folders, (1, 2), None);
+        save(folders[0].path(), 2, &[2, 4], 7);
+        save(last(&folders), 2, steps, 7);
+        let told = refused(&folders, mesh(1, 2), None);
         let [here, there] = [last(&folders), folders[0].path()].map(Path::display);
         let expected = format!(
             "loading at step 0, on rank 1: {here} has {got}, and on rank 0 {there} has step 4 as its newest checkpoint: all ranks \
              must read the same"
         );
         assert_eq!(told, expected);
-        let told = refused(&folders, (1, 2), Some(4));
+        let told = refused(&folders, mesh(1, 2), Some(4));
         assert!(told.starts_with("loading at step 4, on rank 1: "), "{told}");
         assert!(told.contains("has no generation of step 4; it has "), "{told}");
     }
     // Rank 0 has none: without a comparison no rank would load anything.
     let folders = folders(2);
-    save(last(&folders), (2, &[2]), 7);
-    let told = refused(&folders, (2, 1), None);
+    save(last(&folders), 2, &[2], 7);
+    let told = refused(&folders, mesh(2, 1), None);
     let expected = "has step 2 as its newest checkpoint, and on rank 0 ";
     assert!(told.contains(expected) && told.contains("has no checkpoint: "), "{told}");
 }
@@ -200,7 +199,7 @@ fn ranks_load_the_newest_checkpoint_that_some_of_them_list_late() {
     for (replicate, shard) in MESHES {
         let ranks = replicate * shard;
         let folder = tempfile::tempdir().expect("a folder");
-        save(folder.path(), (2, &[2, 4]), 7);
+        save(folder.path(), 2, &[2, 4], 7);
         for of_late in [0, ranks - 1] {
             let steps = on_ranks(ranks, |world| {
                 let times = if world.rank().index() == of_late { usize::MAX } else { 0 };
@@ -220,7 +219,7 @@ fn ranks_load_the_newest_checkpoint_that_some_of_them_list_late() {
 #[test]
 fn ranks_that_ask_for_different_steps_are_named() {
     let folder = tempfile::tempdir().expect("a folder");
-    save(folder.path(), (2, &[2, 4]), 7);
+    save(folder.path(), 2, &[2, 4], 7);
     for weights_alone in [false, true] {
         let told = common_error(outcomes(3, |world| {
             let step = if world.rank().index() == 1 { 2 } else { 4 };
@@ -246,21 +245,20 @@ fn ranks_that_ask_for_different_steps_are_named() {
 fn exported(folder: &Path, steps: u64) -> PathBuf {
     let store = folder.join(format!("store{steps}"));
     let model = folder.join("model");
-    save(&store, (1, &[steps]), 7);
+    save(&store, 1, &[steps], 7);
     let generation = Store::new(&store, Arc::new(Disk)).latest().expect("read").expect("there");
     export(&generation, &Disk, &model, Weights::Trained, u64::MAX).expect("exported");
     model
 }
 
-fn import(world: World, mesh_of: (usize, usize), from: &Import<'_>) -> Result<(), Error> {
-    let options = ModelOptions::on(mesh(mesh_of.0, mesh_of.1));
-    ShardedModel::import(world, spec(), options, from).map(drop)
+fn import(world: World, mesh: Mesh, from: &Import<'_>) -> Result<(), Error> {
+    ShardedModel::import(world, spec(), ModelOptions::on(mesh), from).map(drop)
 }
 
 #[test]
 fn folders_of_different_versions_of_a_model_are_refused() {
-    for mesh in MESHES {
-        let folders = folders(mesh.0 * mesh.1);
+    for mesh in meshes(MESHES) {
+        let folders = folders(mesh.world_size());
         let odd = folders.len() - 1;
         for (index, folder) in folders.iter().enumerate() {
             exported(folder.path(), if index == odd { 2 } else { 1 });
@@ -306,7 +304,7 @@ fn values_in_place_of_missing_tensors_are_compared() {
         let from = Import::of(&model)
             .naming(|name| if name == "rows.weight" { "none".into() } else { name.into() })
             .or_init(move |param| vec![if rank == 1 { 0.5 } else { 0.25 }; param.numel()]);
-        import(world, (1, 2), &from)
+        import(world, mesh(1, 2), &from)
     }));
     let told = error.to_string();
     let expected = "the initial value of a parameter differs between ranks: rank 1 has \

@@ -1,4 +1,5 @@
-//! Saves while training goes on: what is saved is what was there when it was asked for, and nothing waits for the disk.
+//! Saves while training goes on: what is saved is what was there when it was asked for, and nothing
+//! waits for the disk.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -159,8 +160,8 @@ fn a_panic_of_a_thread_that_writes_is_a_failed_save() {
     }
 }
 
-/// Dropped while it is under way, it is given up. Threads that are late may leave something behind, which is in nobody's way, and which
-/// the next ones remove.
+/// Dropped while it is under way, it is given up. Threads that are late may leave something behind,
+/// which is in nobody's way, and which the next ones remove.
 #[test]
 fn a_save_that_is_dropped_is_given_up() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -1,4 +1,5 @@
-//! A checkpoint that is broken is told of, and an older one used; a load that fails changes nothing.
+//! A checkpoint that is broken is told of, and an older one used; a load that fails changes
+//! nothing.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt as _;
@@ -176,7 +177,8 @@ fn row_36_the_checkpoint_of_a_newer_version_is_an_error_on_all_ranks() {
     assert_eq!(error.to_string(), expected);
 }
 
-/// The damage is in the data, so only a load finds it: that of the latest, or one that asks for a step.
+/// The damage is in the data, so only a load finds it: that of the latest, or one that asks for a
+/// step.
 #[test]
 fn a_later_save_keeps_the_intact_one_and_does_not_count_the_one_that_a_load_found_broken() {
     for load in [load_latest, load_by_step] {

@@ -1,4 +1,5 @@
-//! A save that is ended at any of its operations, in any way, leaves the generation before or the new one: bit for bit, never a mix.
+//! A save that is ended at any of its operations, in any way, leaves the generation before or the
+//! new one: bit for bit, never a mix.
 
 use std::fs;
 use std::path::Path;
@@ -52,8 +53,9 @@ fn newest(root: &Path) -> u64 {
     step
 }
 
-/// Two generations, and a save of a third that is ended at its `at`-th operation; whether it had so many.
-fn end_at(at: u64, (fault, loss): (Fault, Loss)) -> bool {
+/// Two generations, and a save of a third that is ended at its `at`-th operation; whether it had so
+/// many.
+fn end_at(at: u64, fault: Fault, loss: Loss) -> bool {
     let folder = tempfile::tempdir().expect("a folder");
     let root = folder.path().join("store");
     let graveyard = folder.path().join("graves");
@@ -63,7 +65,7 @@ fn end_at(at: u64, (fault, loss): (Fault, Loss)) -> bool {
         let mut lease = store(&root, Disk).lease("before").expect("free");
         (1..=2).for_each(|step| drop(save(&mut lease, step).expect("saved")));
     }
-    let faulty = Faulty::new(&graveyard, (fault, at));
+    let faulty = Faulty::new(&graveyard, fault, at);
     let lease = store(&root, faulty.clone()).lease("ends");
     let saved = lease.and_then(|mut lease| save(&mut lease, 3));
     faulty.lose(loss);
@@ -105,31 +107,31 @@ fn hidden(root: &Path) -> Vec<String> {
 }
 
 /// All operations of a save, one after the other; how many there are.
-fn sweep(how: (Fault, Loss)) -> u64 {
-    let ended = (0..).take_while(|at| end_at(*at, how)).count() as u64;
+fn sweep(fault: Fault, loss: Loss) -> u64 {
+    let ended = (0..).take_while(|at| end_at(*at, fault, loss)).count() as u64;
     assert!(ended > 30, "{ended} operations: the fault did not come");
     ended
 }
 
 #[test]
 fn rows_37_and_38_whatever_operation_fails_the_save_fails_and_nothing_else() {
-    sweep((Fault::Fails, Loss::Nothing));
+    sweep(Fault::Fails, Loss::Nothing);
 }
 
 #[test]
 fn rows_34_and_44_a_process_that_dies_at_any_operation_leaves_one_of_two_generations() {
-    sweep((Fault::Dies, Loss::Nothing));
+    sweep(Fault::Dies, Loss::Nothing);
 }
 
 #[test]
 fn row_39_so_does_a_loss_of_power_at_any_operation() {
-    let ended = sweep((Fault::Dies, Loss::Contents));
-    assert_eq!(sweep((Fault::Dies, Loss::Entries)), ended);
+    let ended = sweep(Fault::Dies, Loss::Contents);
+    assert_eq!(sweep(Fault::Dies, Loss::Entries), ended);
 }
 
 /// Saves four generations, and discards the last two by a process that ends at its `at`-th
 /// operation. Returns whether that operation took place.
-fn discard_until(at: u64, (fault, loss): (Fault, Loss)) -> bool {
+fn discard_until(at: u64, fault: Fault, loss: Loss) -> bool {
     let folder = tempfile::tempdir().expect("a folder");
     let root = folder.path().join("store");
     let graveyard = folder.path().join("graves");
@@ -139,7 +141,7 @@ fn discard_until(at: u64, (fault, loss): (Fault, Loss)) -> bool {
         let mut lease = store(&root, Disk).keeping(9).lease("before").expect("free");
         (1..=4).for_each(|step| drop(save(&mut lease, step).expect("saved")));
     }
-    let faulty = Faulty::new(&graveyard, (fault, at));
+    let faulty = Faulty::new(&graveyard, fault, at);
     let lease = store(&root, faulty.clone()).keeping(9).lease("ends");
     let discarded = lease.and_then(|mut lease| lease.discard_after(2));
     faulty.lose(loss);
@@ -164,13 +166,13 @@ fn discard_until(at: u64, (fault, loss): (Fault, Loss)) -> bool {
 
 #[test]
 fn later_generations_are_discarded_as_a_whole_or_again_by_the_next_job() {
-    for how in [
+    for (fault, loss) in [
         (Fault::Fails, Loss::Nothing),
         (Fault::Dies, Loss::Nothing),
         (Fault::Dies, Loss::Contents),
         (Fault::Dies, Loss::Entries),
     ] {
-        let operations = (0..).take_while(|at| discard_until(*at, how)).count();
+        let operations = (0..).take_while(|at| discard_until(*at, fault, loss)).count();
         assert!(operations > 8, "{operations} operations: the fault did not come");
     }
 }
@@ -178,6 +180,6 @@ fn later_generations_are_discarded_as_a_whole_or_again_by_the_next_job() {
 #[test]
 fn power_that_goes_when_all_is_done_takes_nothing() {
     for loss in [Loss::Contents, Loss::Entries] {
-        assert!(!end_at(u64::MAX, (Fault::Dies, loss)));
+        assert!(!end_at(u64::MAX, Fault::Dies, loss));
     }
 }

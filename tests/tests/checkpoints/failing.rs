@@ -1,4 +1,5 @@
-//! A save that fails on any rank, at any operation on its files, fails on all; what was there stays, and training goes on.
+//! A save that fails on any rank, at any operation on its files, fails on all; what was there
+//! stays, and training goes on.
 
 use std::io;
 use std::path::Path;
@@ -45,7 +46,7 @@ fn in_background(training: &mut Training, checkpoints: &mut Checkpoints) -> Resu
 }
 
 /// Saves twice, and has the `at`-th operation of a rank's fail in the second save.
-fn fail_at(save: Save, (culprit, at): (usize, u64)) -> Vec<End> {
+fn fail_at(save: Save, culprit: usize, at: u64) -> Vec<End> {
     let folder = tempfile::tempdir().expect("a folder");
     let root = folder.path().join("store");
     let graves = folder.path().join("graves");
@@ -57,7 +58,7 @@ fn fail_at(save: Save, (culprit, at): (usize, u64)) -> Vec<End> {
         training.save(&mut training.checkpoints(&root)?)?;
         training.train(1)?;
         let faulty =
-            Faulty::new(&graves, (Fault::Fails, if rank == culprit { at } else { u64::MAX }));
+            Faulty::new(&graves, Fault::Fails, if rank == culprit { at } else { u64::MAX });
         let files: Arc<dyn Files> = Arc::new(faulty.clone());
         let with = CheckpointOptions { files, ..CheckpointOptions::default() };
         let opened = Checkpoints::open(&training.model, &root, with);
@@ -105,12 +106,12 @@ fn row_37_a_full_disk_fails_a_save_in_the_background_and_nothing_else() {
 }
 
 fn fail_everywhere(save: Save) {
-    let without = |culprit| bits(fail_at(save, (culprit, u64::MAX)));
+    let without = |culprit| bits(fail_at(save, culprit, u64::MAX));
     let expected = common(vec![without(0), without(1)]);
     for culprit in 0..RANKS {
         let mut operations = 0;
         loop {
-            let ends = fail_at(save, (culprit, operations));
+            let ends = fail_at(save, culprit, operations);
             let has_come = ends[culprit].1;
             assert_eq!(bits(ends), expected, "rank {culprit}, operation {operations}");
             if !has_come {

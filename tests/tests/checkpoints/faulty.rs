@@ -1,4 +1,5 @@
-//! A file system of which the k-th operation fails, or at which the process dies, or the power goes.
+//! A file system of which the k-th operation fails, or at which the process dies, or the power
+//! goes.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -63,8 +64,9 @@ impl Done {
 }
 
 impl Faulty {
-    /// The disk, with a fault at the `at`-th operation from now on. What is removed goes to `graveyard`.
-    pub(crate) fn new(graveyard: &Path, (fault, at): (Fault, u64)) -> Self {
+    /// The disk, with a fault at the `at`-th operation from now on. What is removed goes to
+    /// `graveyard`.
+    pub(crate) fn new(graveyard: &Path, fault: Fault, at: u64) -> Self {
         Self(Arc::new(Mutex::new(Told {
             left: Some(at),
             fault,

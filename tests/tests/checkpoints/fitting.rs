@@ -9,11 +9,11 @@ use hsdp::checkpoint::{
 };
 use hsdp::{
     Adafactor, AdafactorOptions, AdamW, AdamWOptions, Ema, Error, Gradients, Lion, LionOptions,
-    ModelOptions, ModelSpec, Momentum, Muon, MuonOptions, Optimizer, Param, Selected, Sgd,
+    Mesh, ModelOptions, ModelSpec, Momentum, Muon, MuonOptions, Optimizer, Param, Selected, Sgd,
     SgdOptions, ShardedModel, StepOptions, Unit, Update, Whole, WholeParameters, World,
 };
 use hsdp_tests::support::slopes;
-use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
+use hsdp_tests::support::worlds::{common, common_error, mesh, meshes, on_ranks, outcomes};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -147,8 +147,8 @@ fn init(param: &Param) -> Vec<f32> {
     (0..param.numel()).map(|at| ((at * 7) as f32 + f32::from(seed(param))).sin()).collect()
 }
 
-fn model(world: World, spec: &ModelSpec, sizes: (usize, usize)) -> Result<ShardedModel, Error> {
-    ShardedModel::new(world, spec.clone(), ModelOptions::on(mesh(sizes.0, sizes.1)), init)
+fn model(world: World, spec: &ModelSpec, mesh: Mesh) -> Result<ShardedModel, Error> {
+    ShardedModel::new(world, spec.clone(), ModelOptions::on(mesh), init)
 }
 
 /// Steps whose gradients depend on the number of the step and the parameter alone.
@@ -181,7 +181,7 @@ fn state<O: Train>(model: &mut ShardedModel, by: &O) -> Result<Parameters, Error
 /// The state of a model that makes these steps from the beginning, on one rank.
 fn alone<O: Train>(spec: &ModelSpec, numbers: std::ops::Range<u8>) -> Parameters {
     common(on_ranks(1, |world| {
-        let mut model = model(world, spec, (1, 1))?;
+        let mut model = model(world, spec, mesh(1, 1))?;
         let mut by = O::make(&model)?;
         steps(&mut model, &mut by, numbers.clone())?;
         state(&mut model, &by)
@@ -206,19 +206,19 @@ const MESHES: [(usize, usize); 4] = [(1, 2), (2, 1), (2, 2), (3, 1)];
 /// saves, and is resumed once more in between.
 fn go<O: Train>(
     [first, second]: [&ModelSpec; 2],
-    [save, load]: [(usize, usize); 2],
+    [save, load]: [Mesh; 2],
     content: Content,
 ) -> (Resumed, Parameters) {
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path();
-    on_ranks(save.0 * save.1, |world| {
+    on_ranks(save.world_size(), |world| {
         let mut model = model(world, first, save)?;
         let mut by = O::make(&model)?;
         steps(&mut model, &mut by, 0..3)?;
         let mut checkpoints = open(&model, folder, content, OtherParameters::Refuse)?;
         checkpoints.save(&model, &by, &json!(7))
     });
-    let refused = common_error(outcomes(load.0 * load.1, |world| {
+    let refused = common_error(outcomes(load.world_size(), |world| {
         let mut model = model(world, second, load)?;
         let mut by = O::make(&model)?;
         let before = model.full_parameters()?;
@@ -229,7 +229,7 @@ fn go<O: Train>(
     }));
     let told = refused.to_string();
     assert!(told.contains("other") || told.contains("is of another model"), "{told}");
-    let resumed = common(on_ranks(load.0 * load.1, |world| {
+    let resumed = common(on_ranks(load.world_size(), |world| {
         let mut model = model(world, second, load)?;
         let mut by = O::make(&model)?;
         let mut checkpoints = open(&model, folder, content, FITTING)?;
@@ -241,7 +241,7 @@ fn go<O: Train>(
         checkpoints.save(&model, &by, &json!(7))?;
         Ok(resumed)
     }));
-    let ended = common(on_ranks(save.0 * save.1, |world| {
+    let ended = common(on_ranks(save.world_size(), |world| {
         let mut model = model(world, second, save)?;
         let mut by = O::make(&model)?;
         let mut checkpoints = open(&model, folder, Content::All, OtherParameters::Refuse)?;
@@ -277,8 +277,8 @@ fn frozen_then_trained_and_back<O: Train>() {
     let all = spec(&[A, B, C]);
     let without = spec(&[A, ("*b", B.1), ("*c", C.1)]);
     let whole = alone::<O>(&all, 0..5);
-    for (turn, save) in MESHES.into_iter().enumerate() {
-        let load = MESHES[(turn + 1) % MESHES.len()];
+    for (turn, save) in meshes(MESHES).into_iter().enumerate() {
+        let load = meshes(MESHES)[(turn + 1) % MESHES.len()];
         for content in [Content::All, Content::Trainable] {
             // Trained anew: `a` goes on, and the others begin.
             let (resumed, ended) = go::<O>([&without, &all], [save, load], content);
@@ -308,8 +308,8 @@ fn a_new_head<O: Train>() {
     let old = spec(&[A, C, B]);
     let new = spec(&[A, ("head", &[2, 40]), ("b", &[5, 100])]);
     let whole = alone::<O>(&old, 0..5);
-    for (turn, save) in MESHES.into_iter().enumerate() {
-        let load = MESHES[(turn + 2) % MESHES.len()];
+    for (turn, save) in meshes(MESHES).into_iter().enumerate() {
+        let load = meshes(MESHES)[(turn + 2) % MESHES.len()];
         for content in [Content::All, Content::Trainable] {
             let (resumed, ended) = go::<O>([&old, &new], [save, load], content);
             assert_eq!(sorted(&resumed.new_parameters), ["b", "head"]);
@@ -361,7 +361,7 @@ fn optimizers_that_add_up_over_ranks_take_what_fits() {
         let whole = alone::<O>(&all, 0..5);
         let anew = alone::<O>(&all, 3..5);
         for content in [Content::All, Content::Trainable] {
-            let (resumed, ended) = go::<O>([&without, &all], [(1, 2), (2, 2)], content);
+            let (resumed, ended) = go::<O>([&without, &all], [mesh(1, 2), mesh(2, 2)], content);
             assert_eq!(sorted(&resumed.new_states), ["b", "c"]);
             for (name, values) in &ended {
                 let is_a = name.trim_start_matches('*') == "a";
@@ -382,7 +382,7 @@ fn what_fits_is_everything_where_nothing_differs() {
     let folder = tempfile::tempdir().expect("a folder");
     for content in [Content::All, Content::Trainable] {
         let resumed = on_ranks(2, |world| {
-            let mut model = model(world, &all, (1, 2))?;
+            let mut model = model(world, &all, mesh(1, 2))?;
             let mut by = AdamW::make(&model)?;
             let mut checkpoints = open(&model, folder.path(), content, FITTING)?;
             steps(&mut model, &mut by, 0..2)?;
@@ -407,7 +407,7 @@ fn another_base_is_refused_also_where_what_fits_is_taken() {
     let second = spec(&[A, B, C]);
     let folder = tempfile::tempdir().expect("a folder");
     on_ranks(2, |world| {
-        let mut model = model(world, &first, (2, 1))?;
+        let mut model = model(world, &first, mesh(2, 1))?;
         let mut by = AdamW::make(&model)?;
         steps(&mut model, &mut by, 0..2)?;
         let mut checkpoints = open(&model, folder.path(), Content::Trainable, FITTING)?;
@@ -443,7 +443,7 @@ fn another_base_is_refused_also_where_what_fits_is_taken() {
 fn another_optimizer_is_refused_also_where_what_fits_is_taken() {
     let folder = tempfile::tempdir().expect("a folder");
     let told = common_error(outcomes(2, |world| {
-        let mut model = model(world, &spec(&[A, B]), (1, 2))?;
+        let mut model = model(world, &spec(&[A, B]), mesh(1, 2))?;
         let mut checkpoints = open(&model, folder.path(), Content::All, FITTING)?;
         checkpoints.save(&model, &Lion::make(&model)?, &json!(null))?;
         let mut adamw = AdamW::make(&model)?;
@@ -458,7 +458,7 @@ fn parameters_that_stay_were_updated_alike() {
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path();
     on_ranks(2, |world| {
-        let mut model = model(world, &spec(&[A]), (2, 1))?;
+        let mut model = model(world, &spec(&[A]), mesh(2, 1))?;
         let mut adamw = AdamW::make(&model)?;
         steps(&mut model, &mut adamw, 0..1)?;
         let mut checkpoints = open(&model, folder, Content::All, OtherParameters::Refuse)?;
@@ -466,7 +466,7 @@ fn parameters_that_stay_were_updated_alike() {
     });
     let load = |world: World, second: &ModelSpec, of_weights: bool| {
         let rank = world.rank().index();
-        let mut model = model(world, second, (2, 1))?;
+        let mut model = model(world, second, mesh(2, 1))?;
         let mut adamw = AdamW::make(&model)?;
         adamw.set_learning_rate([0.1, 0.2][rank]);
         steps(&mut model, &mut adamw, 0..1)?;
@@ -494,7 +494,7 @@ fn resumed_after_saves<O: Train>(
     let folders: Vec<TempDir> =
         (0..=saves).map(|_| tempfile::tempdir().expect("a folder")).collect();
     on_ranks(2, |world| {
-        let mut model = model(world, first, (1, 2))?;
+        let mut model = model(world, first, mesh(1, 2))?;
         let mut by = O::make(&model)?;
         steps(&mut model, &mut by, 0..3)?;
         let mut checkpoints =
@@ -502,7 +502,7 @@ fn resumed_after_saves<O: Train>(
         checkpoints.save(&model, &by, &json!(7))
     });
     let loaded = |world: World, at: usize| {
-        let mut model = model(world, second, (1, 2))?;
+        let mut model = model(world, second, mesh(1, 2))?;
         let mut by = O::make(&model)?;
         let other = if at == 0 { FITTING } else { OtherParameters::Refuse };
         let mut checkpoints = open(&model, folders[at].path(), Content::All, other)?;
@@ -659,14 +659,14 @@ fn a_parameter_of_an_optimizer_without_state_keeps_its_owner() {
         (AdamW::new(model, AdamWOptions::default()), Sgd::new(model, SgdOptions::default()))
     };
     on_ranks(2, |world| {
-        let mut model = model(world, &spec, (1, 2))?;
+        let mut model = model(world, &spec, mesh(1, 2))?;
         let (mut adamw, mut sgd) = optimizers(&model);
         update(&mut model, &mut adamw, &mut sgd, false)?;
         let mut checkpoints = open(&model, folder.path(), Content::All, OtherParameters::Refuse)?;
         checkpoints.save(&model, &(adamw, sgd), &json!(7))
     });
     let error = common_error(outcomes(2, |world| {
-        let mut model = model(world, &spec, (1, 2))?;
+        let mut model = model(world, &spec, mesh(1, 2))?;
         let mut both = optimizers(&model);
         let mut checkpoints = open(&model, folder.path(), Content::All, OtherParameters::Refuse)?;
         checkpoints.load_latest(&mut model, &mut both)?.expect("there is one");

@@ -1,4 +1,5 @@
-//! An update that stops in its middle, as by a panic that the program catches: its parameters are those of no step.
+//! An update that stops in its middle, as by a panic that the program catches: its parameters are
+//! those of no step.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! A folder of a model, as others write it, becomes a sharded model of which no rank has ever had the whole.
+//! A folder of a model, as others write it, becomes a sharded model of which no rank has ever had
+//! the whole.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -97,7 +98,8 @@ fn all_that_is_missing_reshaped_or_left_over_is_listed_at_once() {
     }
 }
 
-/// Two parameters may be one tensor; what none is, is told; and files may be links, as they are where others keep models.
+/// Two parameters may be one tensor; what none is, is told; and files may be links, as they are
+/// where others keep models.
 #[test]
 fn tensors_may_be_shared_or_left_over_and_files_linked() {
     let folder = tempfile::tempdir().expect("a folder");

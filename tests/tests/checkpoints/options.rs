@@ -12,14 +12,14 @@ use hsdp::checkpoint::{
 };
 use hsdp::{
     Adafactor, AdafactorOptions, AdamW, AdamWOptions, DynamicScale, Ema, Error, Lion, LionOptions,
-    LossScaling, ModelId, ModelOptions, ModelSpec, Momentum, Muon, MuonOptions, Optimizer, Param,
-    ParamId, RateScale, Sgd, SgdOptions, ShardedModel, StepOptions, Update, World,
+    LossScaling, Mesh, ModelId, ModelOptions, ModelSpec, Momentum, Muon, MuonOptions, Optimizer,
+    Param, ParamId, RateScale, Sgd, SgdOptions, ShardedModel, StepOptions, Update, World,
 };
 use hsdp_checkpoint::{Hash, OptimizerHead};
 use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::warnings::Said;
-use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
+use hsdp_tests::support::worlds::{common, common_error, mesh, meshes, on_ranks, outcomes};
 use serde_json::json;
 use tracing::subscriber::with_default;
 
@@ -46,9 +46,8 @@ fn step<O>(
     update(optimizer, model, gradients).map(drop)
 }
 
-fn model(world: World, sizes: (usize, usize)) -> Result<ShardedModel, Error> {
-    let options = ModelOptions::on(mesh(sizes.0, sizes.1));
-    ShardedModel::new(world, three_units(), options, springs::initial)
+fn model(world: World, mesh: Mesh) -> Result<ShardedModel, Error> {
+    springs::model(world, &ModelOptions::on(mesh))
 }
 
 fn open(model: &ShardedModel, folder: &Path, other: OtherOptions) -> Result<Checkpoints, Error> {
@@ -64,7 +63,7 @@ fn bits(model: &ShardedModel) -> Result<Bits, Error> {
 
 /// A run of two steps, another rate, two steps, and two more after a resume if there is a folder.
 fn run<O: Optimizer + Checkpointed>(
-    sizes: (usize, usize),
+    mesh: Mesh,
     folder: Option<&Path>,
     make: impl Fn(&ShardedModel) -> O + Sync,
     set: impl Fn(&mut O) + Sync,
@@ -72,9 +71,9 @@ fn run<O: Optimizer + Checkpointed>(
     let steps = |model: &mut ShardedModel, optimizer: &mut O, count: usize| {
         (0..count).try_for_each(|_| step(model, optimizer, Optimizer::step))
     };
-    let ranks = sizes.0 * sizes.1;
+    let ranks = mesh.world_size();
     let first = on_ranks(ranks, |world| {
-        let mut model = model(world, sizes)?;
+        let mut model = model(world, mesh)?;
         let mut optimizer = make(&model);
         steps(&mut model, &mut optimizer, 2)?;
         set(&mut optimizer);
@@ -90,7 +89,7 @@ fn run<O: Optimizer + Checkpointed>(
     });
     let Some(folder) = folder else { return common(first) };
     common(on_ranks(ranks, |world| {
-        let mut model = model(world, sizes)?;
+        let mut model = model(world, mesh)?;
         let mut optimizer = make(&model);
         let mut checkpoints = open(&model, folder, OtherOptions::Refuse)?;
         checkpoints.load_latest(&mut model, &mut optimizer)?.expect("there is one");
@@ -103,10 +102,10 @@ fn compare<O: Optimizer + Checkpointed>(
     make: impl Fn(&ShardedModel) -> O + Sync,
     set: impl Fn(&mut O) + Sync,
 ) {
-    for sizes in [(1, 2), (2, 1), (2, 2)] {
+    for mesh in meshes([(1, 2), (2, 1), (2, 2)]) {
         let folder = tempfile::tempdir().expect("a folder");
-        let resumed = run(sizes, Some(folder.path()), &make, &set);
-        assert!(resumed == run(sizes, None, &make, &set), "{sizes:?}");
+        let resumed = run(mesh, Some(folder.path()), &make, &set);
+        assert!(resumed == run(mesh, None, &make, &set), "{mesh}");
     }
 }
 
@@ -142,9 +141,9 @@ fn a_rate_of_a_group_goes_on_and_keeps_its_schedule() {
     // After the resume the first group has its own schedule, and the second follows that of the
     // optimizer.
     let folder = tempfile::tempdir().expect("a folder");
-    run((1, 2), Some(folder.path()), grouped, |it| it.set_learning_rate_of(0, 3e-3));
+    run(mesh(1, 2), Some(folder.path()), grouped, |it| it.set_learning_rate_of(0, 3e-3));
     on_ranks(1, |world| {
-        let mut model = model(world, (1, 1))?;
+        let mut model = model(world, mesh(1, 1))?;
         let mut optimizer = grouped(&model);
         let mut checkpoints = open(&model, folder.path(), OtherOptions::Refuse)?;
         checkpoints.load_latest(&mut model, &mut optimizer)?.expect("there is one");
@@ -156,9 +155,21 @@ fn a_rate_of_a_group_goes_on_and_keeps_its_schedule() {
     });
 }
 
+/// Options of the optimizers and the average in `Three`.
+#[derive(Clone, Copy)]
+struct ThreeOptions {
+    rate_scale: RateScale,
+    eps: f64,
+    decay: f64,
+}
+
+const SAVED: ThreeOptions =
+    ThreeOptions { rate_scale: RateScale::MatchRmsAdamW, eps: 1e-6, decay: 0.5 };
+
 impl Three {
-    fn new(model: &ShardedModel, scale: RateScale, eps: f64, decay: f64) -> Result<Self, Error> {
-        let muon = Muon::new(model, MuonOptions { rate_scale: scale, ..MuonOptions::default() });
+    fn new(model: &ShardedModel, own: ThreeOptions) -> Result<Self, Error> {
+        let ThreeOptions { rate_scale, eps, decay } = own;
+        let muon = Muon::new(model, MuonOptions { rate_scale, ..MuonOptions::default() });
         let adamw = AdamW::new(model, AdamWOptions { eps, ..AdamWOptions::default() });
         Ok(Self(((muon, adamw), Ema::new(model, decay)?)))
     }
@@ -174,8 +185,8 @@ impl Three {
 /// after two more steps.
 fn saved_three(folder: &Path) -> Bits {
     common(on_ranks(2, |world| {
-        let mut model = model(world, (1, 2))?;
-        let mut three = Three::new(&model, RateScale::MatchRmsAdamW, 1e-6, 0.5)?;
+        let mut model = model(world, mesh(1, 2))?;
+        let mut three = Three::new(&model, SAVED)?;
         three.step(&mut model)?;
         three.0.0.0.set_learning_rate(0.02);
         three.step(&mut model)?;
@@ -192,11 +203,11 @@ fn saved_three(folder: &Path) -> Bits {
 fn resumed_three(
     world: World,
     folder: &Path,
-    (scale, eps, decay): (RateScale, f64, f64),
+    own: ThreeOptions,
     other: OtherOptions,
 ) -> Result<Bits, Error> {
-    let mut model = model(world, (1, 2))?;
-    let mut three = Three::new(&model, scale, eps, decay)?;
+    let mut model = model(world, mesh(1, 2))?;
+    let mut three = Three::new(&model, own)?;
     let before = bits(&model)?;
     let mut checkpoints = open(&model, folder, other)?;
     let loaded = checkpoints.load_latest(&mut model, &mut three.0);
@@ -226,10 +237,10 @@ fn a_group_keeps_its_ratio_after_a_resume() {
     {
         let folder = tempfile::tempdir().expect("a folder");
         let saved = |model: &ShardedModel| program(model, made_with, 0.0);
-        run((1, 2), Some(folder.path()), saved, |_| {});
+        run(mesh(1, 2), Some(folder.path()), saved, |_| {});
         let decay = if other == OtherOptions::TakeSaved { 0.5 } else { 0.0 };
         let rates = common(on_ranks(2, |world| {
-            let mut model = model(world, (2, 1))?;
+            let mut model = model(world, mesh(2, 1))?;
             let mut optimizer = program(&model, made_with, decay);
             let mut checkpoints = open(&model, folder.path(), other)?;
             checkpoints.load_latest(&mut model, &mut optimizer)?.expect("there is one");
@@ -251,7 +262,7 @@ fn a_group_without_a_ratio_has_none_after_a_resume() {
         AdamW::new(model, adamw(0.0)).group(is_matrix, tenth)
     };
     let error = common_error(outcomes(2, |world| {
-        let mut model = model(world, (1, 2))?;
+        let mut model = model(world, mesh(1, 2))?;
         let mut optimizer = program(&model);
         let mut checkpoints = open(&model, folder.path(), OtherOptions::Refuse)?;
         checkpoints.save(&model, &optimizer, &json!(null))?;
@@ -266,11 +277,10 @@ fn a_group_without_a_ratio_has_none_after_a_resume() {
 fn options_that_differ_are_listed_or_taken_or_kept() {
     let folder = tempfile::tempdir().expect("a folder");
     let whole = saved_three(folder.path());
-    let same = (RateScale::MatchRmsAdamW, 1e-6, 0.5);
     let resumed =
         |options, other| on_ranks(2, |world| resumed_three(world, folder.path(), options, other));
-    assert!(common(resumed(same, OtherOptions::Refuse)) == whole);
-    let other = (RateScale::Original, 1e-8, 0.9);
+    assert!(common(resumed(SAVED, OtherOptions::Refuse)) == whole);
+    let other = ThreeOptions { rate_scale: RateScale::Original, eps: 1e-8, decay: 0.9 };
     let told = common_error(outcomes(2, |world| {
         resumed_three(world, folder.path(), other, OtherOptions::Refuse)
     }));
@@ -297,7 +307,7 @@ fn options_that_were_taken_are_those_of_the_next_checkpoint() {
     let go = |momentum, weight_decay, other: OtherOptions| {
         let made = SgdOptions { learning_rate: 0.1, momentum, weight_decay };
         let heads = outcomes(2, |world| {
-            let mut model = model(world, (2, 1))?;
+            let mut model = model(world, mesh(2, 1))?;
             let mut sgd = Sgd::new(&model, made);
             let mut checkpoints = open(&model, folder.path(), other)?;
             checkpoints.load_latest(&mut model, &mut sgd)?;
@@ -333,7 +343,7 @@ fn other_groups_are_refused_whatever_counts_but_what_the_program_has() {
     type Make = fn(&ShardedModel) -> AdamW;
     let go = |make: &(dyn Fn(&ShardedModel) -> AdamW + Sync), other| {
         outcomes(2, |world| {
-            let mut model = model(world, (1, 2))?;
+            let mut model = model(world, mesh(1, 2))?;
             let mut adamw = make(&model);
             let mut checkpoints = open(&model, folder.path(), other)?;
             checkpoints.load_latest(&mut model, &mut adamw)?;
@@ -386,14 +396,14 @@ fn an_old_checkpoint_gives_its_rates_with_a_warning_and_other_options_must_be_eq
     let folder = tempfile::tempdir().expect("a folder");
     let make = |model: &ShardedModel| AdamW::new(model, adamw(1e-2));
     let set = |it: &mut AdamW| it.set_learning_rate(1e-4);
-    let whole = run((1, 1), None, make, set);
-    run((1, 1), Some(folder.path()), make, set);
+    let whole = run(Mesh::SINGLE, None, make, set);
+    run(Mesh::SINGLE, Some(folder.path()), make, set);
     make_old(folder.path());
     let load = |options: AdamWOptions, other| {
         let said = Said::default();
         let folder = folder.path();
         let resumed = with_default(said.clone(), || {
-            let mut model = model(World::single(), (1, 1)).expect("a model");
+            let mut model = model(World::single(), mesh(1, 1)).expect("a model");
             let mut adamw = AdamW::new(&model, options);
             let mut checkpoints = open(&model, folder, other).expect("opened");
             let loaded = checkpoints.load_latest(&mut model, &mut adamw);
@@ -452,7 +462,7 @@ fn ranks_that_choose_differently_are_named() {
     let told = common_error(outcomes(3, |world| {
         let is_first = world.rank().index() == 0;
         let other = if is_first { OtherOptions::KeepOwn } else { OtherOptions::Refuse };
-        open(&model(world, (1, 3))?, folder.path(), other).map(drop)
+        open(&model(world, mesh(1, 3))?, folder.path(), other).map(drop)
     }));
     let expected = "opening checkpoints at step 0, on rank 0: its choice of other options is \
                     another than on rank 1";
@@ -511,7 +521,7 @@ fn an_own_optimizer_beside_an_average_has_its_options_compared() {
         (0..2).try_for_each(|_| step(model, &mut both.0.0, Optimizer::step))
     };
     let whole = common(on_ranks(2, |world| {
-        let mut model = model(world, (1, 2))?;
+        let mut model = model(world, mesh(1, 2))?;
         let mut both = make(&model, 1e-6, 0.5)?;
         train(&mut model, &mut both)?;
         let mut checkpoints = open(&model, folder.path(), OtherOptions::Refuse)?;
@@ -521,7 +531,7 @@ fn an_own_optimizer_beside_an_average_has_its_options_compared() {
     }));
     let resumed = |eps, decay, other| {
         outcomes(2, |world| {
-            let mut model = model(world, (1, 2))?;
+            let mut model = model(world, mesh(1, 2))?;
             let mut both = make(&model, eps, decay)?;
             let mut checkpoints = open(&model, folder.path(), other)?;
             checkpoints.load_latest(&mut model, &mut both)?.expect("there is one");

@@ -16,7 +16,7 @@ use hsdp_checkpoint::{Disk, Head, Slice, Store, Writer};
 use hsdp_tests::support::slopes;
 use hsdp_tests::support::springs;
 use hsdp_tests::support::warnings::Said;
-use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
+use hsdp_tests::support::worlds::{common, common_error, mesh, meshes, on_ranks, outcomes};
 use serde_json::json;
 
 use super::hooked::Hooked;
@@ -39,14 +39,10 @@ fn read_only() -> CheckpointOptions {
     reading(|_| {})
 }
 
-fn options((replicate, shard): (usize, usize)) -> ModelOptions {
-    ModelOptions::on(mesh(replicate, shard))
-}
-
 /// Saves after each step up to `steps`, and keeps all.
 fn saved(folder: &Path, steps: u64) {
     on_ranks(2, |world| {
-        let mut training = Training::new(world, &options((1, 2)))?;
+        let mut training = Training::new(world, &ModelOptions::on(mesh(1, 2)))?;
         let with = CheckpointOptions { keep: 9, ..CheckpointOptions::default() };
         let mut checkpoints = Checkpoints::open(&training.model, folder, with)?;
         for _ in 0..steps {
@@ -74,14 +70,14 @@ fn names(folder: &Path) -> Vec<PathBuf> {
 #[test]
 fn a_job_is_read_while_it_runs_and_nothing_is_written() {
     let folder = tempfile::tempdir().expect("a folder");
-    for mesh in [(1, 2), (2, 1), (2, 2), (3, 1)] {
-        let store = folder.path().join(format!("{}x{}", mesh.0, mesh.1));
-        on_ranks(mesh.0 * mesh.1, |world| {
-            let mut job = Training::new(world.clone(), &options(mesh))?;
+    for mesh in meshes([(1, 2), (2, 1), (2, 2), (3, 1)]) {
+        let store = folder.path().join(mesh.to_string());
+        on_ranks(mesh.world_size(), |world| {
+            let mut job = Training::new(world.clone(), &ModelOptions::on(mesh))?;
             let mut checkpoints = job.checkpoints(&store)?;
             job.train(2)?;
             job.save(&mut checkpoints)?;
-            let mut other = Training::new(world, &options(mesh))?;
+            let mut other = Training::new(world, &ModelOptions::on(mesh))?;
             let told = other.checkpoints(&store).expect_err("the job has the lease").to_string();
             assert!(told.ends_with("; `Checkpoints::read_only` loads without the right to write"));
             let before = names(&store);
@@ -112,7 +108,7 @@ fn a_directory_that_is_not_there_is_not_made() {
     let folder = tempfile::tempdir().expect("a folder");
     let none = folder.path().join("none");
     on_ranks(2, |world| {
-        let mut training = Training::new(world, &options((1, 2)))?;
+        let mut training = Training::new(world, &ModelOptions::on(mesh(1, 2)))?;
         let mut reading =
             Checkpoints::read_only(&training.model, &none, CheckpointOptions::default())?;
         let Training { model, optimizer } = &mut training;
@@ -130,7 +126,7 @@ fn ranks_that_open_checkpoints_in_different_ways_are_named() {
     let folder = tempfile::tempdir().expect("a folder");
     let told = common_error(outcomes(3, |world| {
         let rank = world.rank().index();
-        let training = Training::new(world, &options((1, 3)))?;
+        let training = Training::new(world, &ModelOptions::on(mesh(1, 3)))?;
         match rank {
             1 => Checkpoints::read_only(&training.model, folder.path(), read_only()),
             _ => training.checkpoints(folder.path()),
@@ -149,14 +145,14 @@ fn parameters_are_loaded_alone() {
     let folder = tempfile::tempdir().expect("a folder");
     saved(folder.path(), 3);
     let expected = common(on_ranks(2, |world| {
-        let mut training = Training::new(world, &options((1, 2)))?;
+        let mut training = Training::new(world, &ModelOptions::on(mesh(1, 2)))?;
         training.load_latest(folder.path())?;
         training.model.full_parameters()
     }));
-    for mesh in [(1, 1), (1, 3), (2, 1), (2, 2)] {
-        let loaded = on_ranks(mesh.0 * mesh.1, |world| {
+    for mesh in meshes([(1, 1), (1, 3), (2, 1), (2, 2)]) {
+        let loaded = on_ranks(mesh.world_size(), |world| {
             let sgd = |model: &ShardedModel| Sgd::new(model, SgdOptions::default());
-            let mut training = Training::by(world, &options(mesh), sgd)?;
+            let mut training = Training::by(world, &ModelOptions::on(mesh), sgd)?;
             training.train(5)?;
             let mut reading = Checkpoints::read_only(&training.model, folder.path(), read_only())?;
             let resumed = reading.load_latest_weights(&mut training.model, Weights::Trained)?;
@@ -170,7 +166,7 @@ fn parameters_are_loaded_alone() {
             training.train(1)?;
             Ok(full)
         });
-        assert!(common(loaded) == expected, "{mesh:?}");
+        assert!(common(loaded) == expected, "{mesh}");
     }
 }
 
@@ -178,7 +174,7 @@ fn parameters_are_loaded_alone() {
 fn averages_are_loaded_in_place_of_parameters() {
     let folder = tempfile::tempdir().expect("a folder");
     let averaged = common(on_ranks(2, |world| {
-        let mut training = Training::new(world, &options((1, 2)))?;
+        let mut training = Training::new(world, &ModelOptions::on(mesh(1, 2)))?;
         let mut checkpoints = training.checkpoints(folder.path())?;
         training.save(&mut checkpoints)?;
         let ema = Ema::new(&training.model, 0.5)?;
@@ -189,7 +185,7 @@ fn averages_are_loaded_in_place_of_parameters() {
         training.model.with_shards(&ema, |model| model.full_parameters())
     }));
     let loaded = on_ranks(3, |world| {
-        let mut training = Training::new(world, &options((1, 3)))?;
+        let mut training = Training::new(world, &ModelOptions::on(mesh(1, 3)))?;
         let mut reading = Checkpoints::read_only(&training.model, folder.path(), read_only())?;
         let model = &mut training.model;
         let told = reading.load_weights(model, Weights::Average, 0).expect_err("it has none");
@@ -209,7 +205,7 @@ fn a_checkpoint_that_another_rank_finds_broken_takes_no_place_of_a_readable_one(
     saved(folder.path(), 3);
     on_ranks(2, |world| {
         let rank = world.rank().index();
-        let mut training = Training::new(world, &options((1, 2)))?;
+        let mut training = Training::new(world, &ModelOptions::on(mesh(1, 2)))?;
         let files = Hooked::by(move |operation, path| match operation {
             "open" if rank == 1 && path.ends_with("step-00000003/manifest.json") => {
                 Err(io::Error::other("its disk fails"))
@@ -240,7 +236,8 @@ fn an_average_of_another_shape_is_refused() {
     draft.commit(Head::of_step(1), 1).expect("saved");
     let told = common_error(outcomes(2, |world| {
         let spec = hsdp::ModelSpec::new().unit(hsdp::Unit::new("u").param(Param::new("w", [2, 3])));
-        let mut model = ShardedModel::new(world, spec, options((1, 2)), |_| vec![1.0; 6])?;
+        let mut model =
+            ShardedModel::new(world, spec, ModelOptions::on(mesh(1, 2)), |_| vec![1.0; 6])?;
         let mut reading = Checkpoints::read_only(&model, folder.path(), read_only())?;
         reading.load_weights(&mut model, Weights::Trained, 1)?;
         reading.load_weights(&mut model, Weights::Average, 1).map(drop)
@@ -256,7 +253,8 @@ fn parameters_of_another_model_are_refused_with_the_differences() {
     let told = common_error(outcomes(2, |world| {
         let unit = hsdp::Unit::new("u").param(Param::new("first.weight", [7, 13]));
         let other = hsdp::ModelSpec::new().unit(unit.param(Param::new("new", [3])));
-        let mut model = ShardedModel::new(world, other, options((2, 1)), springs::initial)?;
+        let mut model =
+            ShardedModel::new(world, other, ModelOptions::on(mesh(2, 1)), springs::initial)?;
         let mut reading = Checkpoints::read_only(&model, folder.path(), read_only())?;
         reading.load_latest_weights(&mut model, Weights::Trained).map(drop)
     }));
@@ -276,18 +274,19 @@ fn a_model_takes_the_parameters_that_fit_where_that_is_asked_for() {
     let folder = tempfile::tempdir().expect("a folder");
     saved(folder.path(), 1);
     let full = common(on_ranks(2, |world| {
-        let mut training = Training::new(world, &options((1, 2)))?;
+        let mut training = Training::new(world, &ModelOptions::on(mesh(1, 2)))?;
         training.load_latest(folder.path())?;
         training.model.full_parameters()
     }));
-    for mesh in [(1, 2), (2, 1), (2, 2), (3, 1)] {
-        let loaded = on_ranks(mesh.0 * mesh.1, |world| {
+    for mesh in meshes([(1, 2), (2, 1), (2, 2), (3, 1)]) {
+        let loaded = on_ranks(mesh.world_size(), |world| {
             let unit = hsdp::Unit::new("u").param(Param::new("rows.weight", [40, 5]).rows(8));
             let head = hsdp::Unit::new("head").param(Param::new("new", [3]));
             let other = hsdp::ModelSpec::new()
                 .unit(unit.param(Param::new("first.weight", [7, 13])))
                 .unit(head);
-            let mut model = ShardedModel::new(world, other, options(mesh), springs::initial)?;
+            let mut model =
+                ShardedModel::new(world, other, ModelOptions::on(mesh), springs::initial)?;
             let before = model.full_parameters()?;
             let with =
                 CheckpointOptions { other_parameters: OtherParameters::TakeFitting, ..read_only() };
@@ -304,7 +303,7 @@ fn a_model_takes_the_parameters_that_fit_where_that_is_asked_for() {
             );
             Ok(after["rows.weight"].clone())
         });
-        assert!(common(loaded) == full["rows.weight"], "{mesh:?}");
+        assert!(common(loaded) == full["rows.weight"], "{mesh}");
     }
 }
 
@@ -324,15 +323,16 @@ fn removing(root: &Path, step: u64) -> CheckpointOptions {
 
 #[test]
 fn a_load_goes_on_with_the_newest_where_the_job_removes_the_one_that_is_read() {
-    for (mesh, weights_alone) in [((1, 2), false), ((2, 1), true), ((2, 2), false), ((3, 1), true)]
+    for (mesh, weights_alone) in
+        [(mesh(1, 2), false), (mesh(2, 1), true), (mesh(2, 2), false), (mesh(3, 1), true)]
     {
         let folder = tempfile::tempdir().expect("a folder");
         saved(folder.path(), 3);
         fs::rename(folder.path().join("step-00000003"), folder.path().join("later"))
             .expect("not saved yet");
         let with = removing(folder.path(), 2);
-        on_ranks(mesh.0 * mesh.1, |world| {
-            let mut training = Training::new(world, &options(mesh))?;
+        on_ranks(mesh.world_size(), |world| {
+            let mut training = Training::new(world, &ModelOptions::on(mesh))?;
             let mut reading = Checkpoints::read_only(&training.model, folder.path(), with.clone())?;
             let Training { model, optimizer } = &mut training;
             let resumed = match weights_alone {
@@ -352,7 +352,7 @@ fn a_load_of_a_step_that_the_job_removes_says_so() {
     fs::rename(folder.path().join("step-00000003"), folder.path().join("later")).expect("hidden");
     let with = removing(folder.path(), 2);
     let told = common_error(outcomes(2, |world| {
-        let mut training = Training::new(world, &options((1, 2)))?;
+        let mut training = Training::new(world, &ModelOptions::on(mesh(1, 2)))?;
         let mut reading = Checkpoints::read_only(&training.model, folder.path(), with.clone())?;
         let before = training.bits()?;
         let loaded = reading.load(&mut training.model, &mut training.optimizer, 2);
@@ -368,12 +368,12 @@ fn a_load_of_a_step_that_the_job_removes_says_so() {
 
 #[test]
 fn a_run_that_goes_back_is_told_of_later_checkpoints_and_discards_them_if_it_wants() {
-    for mesh in [(1, 2), (2, 1), (2, 2), (3, 1)] {
+    for mesh in meshes([(1, 2), (2, 1), (2, 2), (3, 1)]) {
         let folder = tempfile::tempdir().expect("a folder");
         saved(folder.path(), 4);
-        on_ranks(mesh.0 * mesh.1, |world| {
+        on_ranks(mesh.world_size(), |world| {
             let rank = world.rank().index();
-            let mut training = Training::new(world, &options(mesh))?;
+            let mut training = Training::new(world, &ModelOptions::on(mesh))?;
             let with = CheckpointOptions { keep: 9, ..CheckpointOptions::default() };
             let mut checkpoints = Checkpoints::open(&training.model, folder.path(), with)?;
             let Training { model, optimizer } = &mut training;
@@ -412,7 +412,8 @@ fn a_run_that_goes_back_is_told_of_later_checkpoints_and_discards_them_if_it_wan
 fn two_optimizers_of_one_kind_are_refused_by_the_first_update_if_checkpoints_are_open() {
     let folder = tempfile::tempdir().expect("a folder");
     on_ranks(2, |world| {
-        let mut model = ShardedModel::new(world, spec(), options((1, 2)), springs::initial)?;
+        let mut model =
+            ShardedModel::new(world, spec(), ModelOptions::on(mesh(1, 2)), springs::initial)?;
         let mut adamws = [(); 2].map(|()| AdamW::new(&model, AdamWOptions::default()));
         let mut update = |model: &mut ShardedModel| {
             let mut step = model.begin_step(StepOptions::microbatches(1))?;
@@ -448,7 +449,8 @@ fn two_optimizers_of_one_kind_are_refused_by_the_first_update_if_checkpoints_are
 fn two_optimizers_of_whole_parameters_of_one_kind_are_refused_by_the_first_update() {
     let folder = tempfile::tempdir().expect("a folder");
     on_ranks(2, |world| {
-        let mut model = ShardedModel::new(world, spec(), options((1, 2)), springs::initial)?;
+        let mut model =
+            ShardedModel::new(world, spec(), ModelOptions::on(mesh(1, 2)), springs::initial)?;
         let mut states = [(); 2].map(|()| WholeParameters::new(&model, "halving", |_| 1));
         let mut update = |model: &mut ShardedModel| {
             let mut step = model.begin_step(StepOptions::microbatches(1))?;

@@ -1,4 +1,5 @@
-//! The end of a save in the background: its failure is the error of the next call, whichever it is, on all ranks.
+//! The end of a save in the background: its failure is the error of the next call, whichever it is,
+//! on all ranks.
 
 use std::io;
 use std::path::Path;
@@ -21,7 +22,8 @@ fn options() -> ModelOptions {
     ModelOptions::on(mesh(1, RANKS))
 }
 
-/// Checkpoints of which the `failing`-th save fails: rank 1 cannot make its first file of it, counted from 0.
+/// Checkpoints of which the `failing`-th save fails: rank 1 cannot make its first file of it,
+/// counted from 0.
 fn failing_once(training: &Training, root: &Path, failing: u64) -> Result<Checkpoints, Error> {
     let rank = training.model.rank().index();
     let saves = AtomicU64::new(0);

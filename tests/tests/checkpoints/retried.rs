@@ -1,4 +1,5 @@
-//! A save whose last exchange fails when the checkpoint is on the disk: the same call returns it, and no other save does.
+//! A save whose last exchange fails when the checkpoint is on the disk: the same call returns it,
+//! and no other save does.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,17 +1,18 @@
-//! Checkpoints of the trainable parameters alone: they go on upon the same frozen parameters, on any mesh, and upon no others.
+//! Checkpoints of the trainable parameters alone: they go on upon the same frozen parameters, on
+//! any mesh, and upon no others.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Content};
 use hsdp::{
-    AdamW, AdamWOptions, DType, Error, ModelOptions, ModelSpec, Param, Precision, ShardedModel,
-    Unit, World,
+    AdamW, AdamWOptions, DType, Error, Mesh, ModelOptions, ModelSpec, Param, Precision,
+    ShardedModel, Unit, World,
 };
 use hsdp_checkpoint::{Disk, Generation, Store};
 use hsdp_sharding::Role;
 use hsdp_tests::support::springs;
-use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
+use hsdp_tests::support::worlds::{common, common_error, mesh, meshes, on_ranks, outcomes};
 use serde_json::Value;
 
 use super::training::{Training, cursor, spec};
@@ -20,10 +21,16 @@ fn open(model: &ShardedModel, folder: &Path, content: Content) -> Result<Checkpo
     Checkpoints::open(model, folder, CheckpointOptions { content, ..CheckpointOptions::default() })
 }
 
-/// The frozen parameters are stored in bf16 alone, or have masters.
-fn with(is_stored: bool) -> (ModelSpec, Precision) {
+/// A model, and the precision in which it trains.
+struct Of {
+    spec: ModelSpec,
+    precision: Precision,
+}
+
+/// Returns a model whose frozen parameters are stored in bf16 alone, or have masters.
+fn with(is_stored: bool) -> Of {
     if !is_stored {
-        return (spec(), Precision::default());
+        return Of { spec: spec(), precision: Precision::default() };
     }
     let stored = |unit: &Unit| {
         let mut unit = unit.clone();
@@ -33,17 +40,17 @@ fn with(is_stored: bool) -> (ModelSpec, Precision) {
         unit
     };
     let spec = spec().units().iter().map(stored).fold(ModelSpec::new(), ModelSpec::unit);
-    (spec, Precision::compute_in(DType::BF16))
+    Of { spec, precision: Precision::compute_in(DType::BF16) }
 }
 
 fn training(
     world: World,
-    (spec, precision): (ModelSpec, Precision),
-    (replicate, shard): (usize, usize),
+    of: Of,
+    mesh: Mesh,
     init: impl FnMut(&Param) -> Vec<f32>,
 ) -> Result<Training, Error> {
-    let options = ModelOptions { precision, ..ModelOptions::on(mesh(replicate, shard)) };
-    Ok(Training::of(ShardedModel::new(world, spec, options, init)?))
+    let options = ModelOptions { precision: of.precision, ..ModelOptions::on(mesh) };
+    Ok(Training::of(ShardedModel::new(world, of.spec, options, init)?))
 }
 
 /// The frozen parameters of the model, and zeros for the trained ones.
@@ -54,9 +61,9 @@ fn base(param: &Param) -> Vec<f32> {
     }
 }
 
-fn saved_after_two_steps(folder: &Path, (replicate, shard): (usize, usize)) {
-    on_ranks(replicate * shard, |world| {
-        let mut training = training(world, with(false), (replicate, shard), springs::initial)?;
+fn saved_after_two_steps(folder: &Path, mesh: Mesh) {
+    on_ranks(mesh.world_size(), |world| {
+        let mut training = training(world, with(false), mesh, springs::initial)?;
         training.train(2)?;
         let mut checkpoints = open(&training.model, folder, Content::Trainable)?;
         training.save(&mut checkpoints)
@@ -73,7 +80,7 @@ fn training_goes_on_bit_for_bit_upon_the_base() {
         for in_background in [false, true] {
             let folder = tempfile::tempdir().expect("a folder");
             let saved = on_ranks(4, |world| {
-                let mut training = training(world, with(is_stored), (2, 2), springs::initial)?;
+                let mut training = training(world, with(is_stored), mesh(2, 2), springs::initial)?;
                 let mut checkpoints = open(&training.model, folder.path(), Content::Trainable)?;
                 training.train(2)?;
                 if in_background {
@@ -85,7 +92,7 @@ fn training_goes_on_bit_for_bit_upon_the_base() {
                 Ok((training.train(2)?, training.bits()?))
             });
             let resumed = on_ranks(4, |world| {
-                let mut training = training(world, with(is_stored), (2, 2), base)?;
+                let mut training = training(world, with(is_stored), mesh(2, 2), base)?;
                 let mut checkpoints = open(&training.model, folder.path(), Content::Trainable)?;
                 let Training { model, optimizer } = &mut training;
                 let resumed = checkpoints.load_latest(model, optimizer)?.expect("there is one");
@@ -100,11 +107,11 @@ fn training_goes_on_bit_for_bit_upon_the_base() {
 #[test]
 fn every_mesh_reads_what_every_mesh_wrote() {
     const MESHES: [(usize, usize); 5] = [(1, 1), (1, 3), (3, 1), (2, 2), (1, 8)];
-    for from in MESHES {
+    for from in meshes(MESHES) {
         let folder = tempfile::tempdir().expect("a folder");
         saved_after_two_steps(folder.path(), from);
-        for to in MESHES {
-            let loaded = on_ranks(to.0 * to.1, |world| {
+        for to in meshes(MESHES) {
+            let loaded = on_ranks(to.world_size(), |world| {
                 let mut training = training(world, with(false), to, base)?;
                 let mut checkpoints = open(&training.model, folder.path(), Content::Trainable)?;
                 checkpoints.load(&mut training.model, &mut training.optimizer, 2)?;
@@ -121,7 +128,7 @@ fn every_mesh_reads_what_every_mesh_wrote() {
                 let numel = usize::try_from(tensor.numel().expect("small")).expect("small");
                 let mut expected = vec![0.0; numel];
                 latest(folder.path()).read(&name, 0, &mut expected).expect("read");
-                assert!(values == expected, "{name}, {from:?} to {to:?}");
+                assert!(values == expected, "{name}, {from} to {to}");
             }
         }
     }
@@ -130,7 +137,7 @@ fn every_mesh_reads_what_every_mesh_wrote() {
 #[test]
 fn the_files_have_no_frozen_parameter_and_every_mesh_the_same_digest() {
     let mut digests = Vec::new();
-    for mesh in [(1, 1), (1, 3), (3, 1), (2, 2), (1, 8)] {
+    for mesh in meshes([(1, 1), (1, 3), (3, 1), (2, 2), (1, 8)]) {
         let folder = tempfile::tempdir().expect("a folder");
         saved_after_two_steps(folder.path(), mesh);
         let generation = latest(folder.path());
@@ -155,7 +162,7 @@ fn refused(
     init: impl Fn(&Param) -> Vec<f32> + Sync,
 ) -> Option<String> {
     let told = on_ranks(2, |world| {
-        let mut training = training(world, with(false), (1, 2), &init)?;
+        let mut training = training(world, with(false), mesh(1, 2), &init)?;
         let mut checkpoints = open(&training.model, folder, content)?;
         let before = training.bits()?;
         let loaded = checkpoints.load_latest(&mut training.model, &mut training.optimizer);
@@ -170,7 +177,7 @@ fn refused(
 #[test]
 fn another_base_is_refused_and_nothing_changes() {
     let folder = tempfile::tempdir().expect("a folder");
-    saved_after_two_steps(folder.path(), (2, 2));
+    saved_after_two_steps(folder.path(), mesh(2, 2));
     let changes: [fn(&mut Vec<f32>); 4] = [
         |table| table[210] = f32::from_bits(table[210].to_bits() ^ 1),
         |table| table.swap(0, 1),
@@ -199,7 +206,7 @@ fn another_base_is_refused_and_nothing_changes() {
 #[test]
 fn a_program_that_wants_all_parameters_learns_which_are_missing() {
     let folder = tempfile::tempdir().expect("a folder");
-    saved_after_two_steps(folder.path(), (2, 2));
+    saved_after_two_steps(folder.path(), mesh(2, 2));
     let told = refused(folder.path(), Content::All, base).expect("it has no frozen ones");
     let expected = "has the trainable parameters alone, and lacks the frozen ones: `mixed.table`, `still.weight`; give the model its frozen parameters, \
                     and open its checkpoints with Content::Trainable";
@@ -211,14 +218,14 @@ fn a_program_that_wants_all_parameters_learns_which_are_missing() {
 fn a_checkpoint_of_all_parameters_is_loaded_as_a_whole() {
     let folder = tempfile::tempdir().expect("a folder");
     let saved = common(on_ranks(2, |world| {
-        let mut training = training(world, with(false), (2, 1), springs::initial)?;
+        let mut training = training(world, with(false), mesh(2, 1), springs::initial)?;
         training.train(2)?;
         training.save(&mut training.checkpoints(folder.path())?)?;
         training.model.full_parameters()
     }));
     let loaded = on_ranks(3, |world| {
         let zeros = |param: &Param| vec![0.0; param.numel()];
-        let mut training = training(world, with(false), (1, 3), zeros)?;
+        let mut training = training(world, with(false), mesh(1, 3), zeros)?;
         let mut checkpoints = open(&training.model, folder.path(), Content::Trainable)?;
         checkpoints.load(&mut training.model, &mut training.optimizer, 2)?;
         // The digest of the next save is that of the frozen parameters that were loaded.
@@ -237,7 +244,7 @@ fn a_checkpoint_of_all_parameters_is_loaded_as_a_whole() {
 #[test]
 fn other_trainable_parameters_are_named() {
     let folder = tempfile::tempdir().expect("a folder");
-    saved_after_two_steps(folder.path(), (2, 2));
+    saved_after_two_steps(folder.path(), mesh(2, 2));
     let changed = |unit: &Unit| {
         let mut unit = unit.clone();
         for param in &mut unit.params {
@@ -273,7 +280,7 @@ fn ranks_whose_checkpoints_have_another_content_are_named() {
     let folder = tempfile::tempdir().expect("a folder");
     let told = common_error(outcomes(3, |world| {
         let content = if world.rank().index() == 1 { Content::Trainable } else { Content::All };
-        let training = training(world, with(false), (1, 3), base)?;
+        let training = training(world, with(false), mesh(1, 3), base)?;
         open(&training.model, folder.path(), content).map(drop)
     }));
     let expected = "opening checkpoints at step 0, on rank 1: the content of its checkpoints is another than on rank 0";
@@ -302,7 +309,7 @@ fn a_model_without_frozen_parameters_loads_its_own() {
 #[test]
 fn a_model_without_the_frozen_parameters_is_another_one() {
     let folder = tempfile::tempdir().expect("a folder");
-    saved_after_two_steps(folder.path(), (1, 2));
+    saved_after_two_steps(folder.path(), mesh(1, 2));
     let trained = |unit: &Unit| {
         let params = unit.params.iter().filter(|param| param.role == Role::Trainable).cloned();
         params.fold(Unit::new(&unit.name), Unit::param)
@@ -312,7 +319,8 @@ fn a_model_without_the_frozen_parameters_is_another_one() {
     for content in [Content::All, Content::Trainable] {
         let told = common_error(outcomes(2, |world| {
             let spec = units().fold(ModelSpec::new(), ModelSpec::unit);
-            let mut training = training(world, (spec, Precision::default()), (2, 1), base)?;
+            let mut training =
+                training(world, Of { spec, precision: Precision::default() }, mesh(2, 1), base)?;
             let mut checkpoints = open(&training.model, folder.path(), content)?;
             let Training { model, optimizer } = &mut training;
             checkpoints.load_latest(model, optimizer).map(drop)

@@ -1,8 +1,9 @@
-//! What goes back is the adjoint of what went forward: `sum of <C(x)_r, g_r>` is `sum of <x_r, C*(g)_r>`, for every linear
-//! collective and conversion, exactly, on integers.
+//! What goes back is the adjoint of what went forward: `sum of <C(x)_r, g_r>` is `sum of <x_r,
+//! C*(g)_r>`, for every linear collective and conversion, exactly, on integers.
 //!
-//! Each rank's copy of a Replicate value is a variable of its own, and is summed over. All copies of an Invariant value are one
-//! variable: all ranks bring the same, get the same back, and it is summed once.
+//! Each rank's copy of a Replicate value is a variable of its own, and is summed over. All copies
+//! of an Invariant value are one variable: all ranks bring the same, get the same back, and it is
+//! summed once.
 
 use hsdp::collective::{Collective, Copies, Reducer};
 use hsdp::{Axis, Rank, World};
@@ -73,7 +74,8 @@ fn along_both_axes_of_meshes() {
     }
 }
 
-/// Runs all cases in the groups of a world of `size` ranks, and holds the identity against each group.
+/// Runs all cases in the groups of a world of `size` ranks, and holds the identity against each
+/// group.
 fn check(size: usize, group_of: &(impl Fn(&World) -> Group + Sync)) {
     let ranks = on_ranks(size, |world| {
         let group = group_of(&world);
@@ -150,7 +152,8 @@ fn integers(seed: u64, members: usize, len: usize) -> Vec<f64> {
     (0..len).map(|_| f64::from(rng.random_range(-9_i32..=9)) * members as f64).collect()
 }
 
-/// Every linear collective and conversion, with no elements, one, and some that members cannot share evenly.
+/// Every linear collective and conversion, with no elements, one, and some that members cannot
+/// share evenly.
 fn cases(size: usize) -> Vec<Case> {
     let mut cases = Vec::new();
     for len in [0, 1, 7] {
@@ -162,36 +165,36 @@ fn cases(size: usize) -> Vec<Case> {
 }
 
 fn of_any_length(cases: &mut Vec<Case>, size: usize, len: usize) {
-    let mut add = |collective: Collective, counts| {
-        cases.push(Case::same(vec![collective; size], len, counts));
+    let mut add = |collective: Collective, input, output| {
+        cases.push(Case::same(vec![collective; size], len, input, output));
     };
     for reducer in [Reducer::Sum, Reducer::Avg, Reducer::PreMultiplied(-3.0)] {
         for (output, counts) in [(Replicate, Counts::Each), (Invariant, Counts::Once)] {
-            add(Collective::AllReduce { reducer, output }, (Counts::Each, counts));
+            add(Collective::AllReduce { reducer, output }, Counts::Each, counts);
         }
         for root in 0..size {
-            add(Collective::Reduce { root, reducer }, (Counts::Each, Counts::Each));
+            add(Collective::Reduce { root, reducer }, Counts::Each, Counts::Each);
         }
     }
     for (output, counts) in [(Replicate, Counts::Each), (Invariant, Counts::Once)] {
-        add(Collective::AllGather { output }, (Counts::Each, counts));
+        add(Collective::AllGather { output }, Counts::Each, counts);
         for root in 0..size {
-            add(Collective::Broadcast { root, output }, (Counts::Each, counts));
+            add(Collective::Broadcast { root, output }, Counts::Each, counts);
         }
     }
     for root in 0..size {
-        add(Collective::Gather { root }, (Counts::Each, Counts::Each));
+        add(Collective::Gather { root }, Counts::Each, Counts::Each);
     }
-    add(Collective::Scan, (Counts::Each, Counts::Each));
-    add(Collective::Share, (Counts::Once, Counts::Each));
-    add(Collective::Place, (Counts::Each, Counts::Each));
-    add(Collective::OnlyFirst, (Counts::Each, Counts::Each));
+    add(Collective::Scan, Counts::Each, Counts::Each);
+    add(Collective::Share, Counts::Once, Counts::Each);
+    add(Collective::Place, Counts::Each, Counts::Each);
+    add(Collective::OnlyFirst, Counts::Each, Counts::Each);
     for destinations in permutations(size) {
-        add(Collective::Permute { destinations }, (Counts::Each, Counts::Each));
+        add(Collective::Permute { destinations }, Counts::Each, Counts::Each);
     }
     let factors = (0..size).map(|member| Reducer::PreMultiplied(member as f64 - 2.0));
     let own_factors = factors.map(|reducer| Collective::AllReduce { reducer, output: Replicate });
-    cases.push(Case::same(own_factors.collect(), len, (Counts::Each, Counts::Each)));
+    cases.push(Case::same(own_factors.collect(), len, Counts::Each, Counts::Each));
     transfers(cases, size, len);
 }
 
@@ -211,21 +214,21 @@ fn transfers(cases: &mut Vec<Case>, size: usize, len: usize) {
     let mut collectives = vec![Collective::Place; size];
     collectives[0] = Collective::Receive { from: size - 1 };
     collectives[size - 1] = Collective::Send { to: 0 };
-    cases.push(Case::same(collectives, len, (Counts::Each, Counts::Each)));
+    cases.push(Case::same(collectives, len, Counts::Each, Counts::Each));
 }
 
 fn of_parts(cases: &mut Vec<Case>, size: usize, len: usize) {
-    let mut add = |collective: Collective, counts| {
-        cases.push(Case::same(vec![collective; size], len * size, counts));
+    let mut add = |collective: Collective, input, output| {
+        cases.push(Case::same(vec![collective; size], len * size, input, output));
     };
     for reducer in [Reducer::Sum, Reducer::Avg, Reducer::PreMultiplied(-3.0)] {
-        add(Collective::ReduceScatter { reducer }, (Counts::Each, Counts::Each));
+        add(Collective::ReduceScatter { reducer }, Counts::Each, Counts::Each);
     }
     for root in 0..size {
-        add(Collective::Scatter { root }, (Counts::Each, Counts::Each));
+        add(Collective::Scatter { root }, Counts::Each, Counts::Each);
     }
-    add(Collective::Slice { input: Replicate }, (Counts::Each, Counts::Each));
-    add(Collective::Slice { input: Invariant }, (Counts::Once, Counts::Each));
+    add(Collective::Slice { input: Replicate }, Counts::Each, Counts::Each);
+    add(Collective::Slice { input: Invariant }, Counts::Once, Counts::Each);
 }
 
 /// `most` is the most that one member has for another.
@@ -249,7 +252,7 @@ fn all_to_alls(cases: &mut Vec<Case>, size: usize, most: usize) {
 }
 
 impl Case {
-    fn same(collectives: Vec<Collective>, len: usize, (input, output): (Counts, Counts)) -> Self {
+    fn same(collectives: Vec<Collective>, len: usize, input: Counts, output: Counts) -> Self {
         let name = format!("{:?} of {len} elements", collectives[0]);
         let lens = vec![len; collectives.len()];
         Self { name, collectives, lens, input, output }

@@ -1,4 +1,5 @@
-//! Products and extremes against central differences: of the sum over ranks of `<C(x)_r, g_r>`, in f64.
+//! Products and extremes against central differences: of the sum over ranks of `<C(x)_r, g_r>`, in
+//! f64.
 
 use hsdp::World;
 use hsdp::collective::{Collective, Reducer};
@@ -13,8 +14,8 @@ use super::reductions;
 /// By how much an element is moved to either side.
 const STEP: f64 = 1.0 / 32.0;
 
-/// Both are linear in one element while no tie is crossed, so a central difference is off by roundings alone: those of a
-/// sum of some products, divided by two steps.
+/// Both are linear in one element while no tie is crossed, so a central difference is off by
+/// roundings alone: those of a sum of some products, divided by two steps.
 const BOUND: f64 = 1e-11;
 
 const PARTS: usize = 2;
@@ -77,7 +78,8 @@ fn differentiated(
     Ok((loss, backward.gradient(cotangent)?))
 }
 
-/// Inputs of which no two ranks' elements are nearer than several steps: a mix of signs, around 1 in size.
+/// Inputs of which no two ranks' elements are nearer than several steps: a mix of signs, around 1
+/// in size.
 fn apart(size: usize, len: usize) -> Vec<Vec<f64>> {
     let mut rng = ChaCha8Rng::seed_from_u64(size as u64);
     let mut inputs = vec![vec![0.0; len]; size];

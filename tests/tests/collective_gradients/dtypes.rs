@@ -1,9 +1,9 @@
 //! Elements of 16 and 32 bits: the same as in f64, but for the roundings that are said.
 //!
-//! What a collective of comm gives is rounded once (f16 and bf16 are combined in f32, f32 in its own type); what is computed
-//! between two of them is computed in f64 and rounded once. So a forward has one rounding, or two where a factor is
-//! multiplied first; a backward has one for the sum of the cotangents, one for the others' product, and one for what is
-//! computed of both.
+//! What a collective of comm gives is rounded once (f16 and bf16 are combined in f32, f32 in its
+//! own type); what is computed between two of them is computed in f64 and rounded once. So a
+//! forward has one rounding, or two where a factor is multiplied first; a backward has one for the
+//! sum of the cotangents, one for the others' product, and one for what is computed of both.
 
 use half::{bf16, f16};
 use hsdp::collective::{Collective, Copies, Differentiable, MAX_PRODUCT, Reducer};
@@ -127,8 +127,8 @@ fn what_travels_keeps_its_bits() {
     }
 }
 
-/// So many ranks that the number of those who hold the largest is none of the elements' dtype. A world that counts plays
-/// them: each brings what this one does.
+/// So many ranks that the number of those who hold the largest is none of the elements' dtype. A
+/// world that counts plays them: each brings what this one does.
 #[test]
 fn many_holders_are_counted_exactly() {
     let of_bf16 = 257;
@@ -146,8 +146,8 @@ fn ones_summed<T: Differentiable>(ranks: usize) -> f64 {
     sum.expect("issued").wait().expect("summed")[0].to_f64()
 }
 
-/// The gradient of the largest of `ranks` equal numbers, of which one has the cotangent 1: in f64, so that it is the count
-/// alone that is seen.
+/// The gradient of the largest of `ranks` equal numbers, of which one has the cotangent 1: in f64,
+/// so that it is the count alone that is seen.
 fn share_of_one<T: Differentiable>(ranks: usize, number: T) -> f64 {
     let world = World::counting(ranks, Rank::new(0)).expect("a world");
     let group = world.world_group(Channel::User);

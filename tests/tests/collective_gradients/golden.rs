@@ -302,7 +302,8 @@ fn e3_there_and_back() {
     assert_eq!(found[0], (180.0, 60.0));
 }
 
-/// A factor of its own on each rank: `dx_r = k_r` times the sum of cotangents, not the sum of `k_s g_s`.
+/// A factor of its own on each rank: `dx_r = k_r` times the sum of cotangents, not the sum of `k_s
+/// g_s`.
 #[test]
 fn p1_factors_that_differ() {
     let found = on_ranks(2, |world| {

@@ -1,5 +1,5 @@
-//! Collectives with their gradients: against golden numbers, the adjoint identity, central differences, and what dtypes can
-//! hold; and what is refused.
+//! Collectives with their gradients: against golden numbers, the adjoint identity, central
+//! differences, and what dtypes can hold; and what is refused.
 
 mod adjoint;
 mod differences;
@@ -18,7 +18,8 @@ struct Done<T> {
     gradient: Vec<T>,
 }
 
-/// Applies `collective` on as many ranks as there are inputs, and goes back from what `cotangent` makes of a rank's output.
+/// Applies `collective` on as many ranks as there are inputs, and goes back from what `cotangent`
+/// makes of a rank's output.
 fn differentiate<T: Differentiable>(
     collective: &Collective,
     inputs: &[Vec<T>],

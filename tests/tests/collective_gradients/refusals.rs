@@ -1,4 +1,5 @@
-//! What does not fit is refused by the rank that sees it, with its numbers, before anything is issued.
+//! What does not fit is refused by the rank that sees it, with its numbers, before anything is
+//! issued.
 
 use hsdp::World;
 use hsdp::collective::{Backward, Collective, Copies, Reducer};
@@ -121,7 +122,8 @@ fn destinations_that_do_not_fit() {
     }
 }
 
-/// Cotangents of another length than the output, of an output that is not there, and none of one that is.
+/// Cotangents of another length than the output, of an output that is not there, and none of one
+/// that is.
 #[test]
 fn cotangents_that_do_not_fit() {
     let reducer = Reducer::Sum;

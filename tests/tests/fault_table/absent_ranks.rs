@@ -1,4 +1,5 @@
-//! Row 23: some ranks have more batches than others. tests/tests/step/uneven_inputs has the cases one by one.
+//! Row 23: some ranks have more batches than others. tests/tests/step/uneven_inputs has the cases
+//! one by one.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -70,7 +71,8 @@ fn train(model: &mut ShardedModel, batches: u64) -> Result<EndOfRun, Error> {
     }
 }
 
-/// What one rank ends with that sees, in each of `steps` steps, the batches of all; in the fourth, those of `last`.
+/// What one rank ends with that sees, in each of `steps` steps, the batches of all; in the fourth,
+/// those of `last`.
 fn reference(steps: u64, last: &[usize]) -> Parameters {
     let options = ModelOptions::on(Mesh::SINGLE);
     let model = ShardedModel::new(World::single(), three_units(), options, springs::initial);

@@ -4,10 +4,9 @@ use std::num::NonZeroU64;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use hsdp::{Error, ModelOptions, Rank, ShardedModel, StepOptions, World, WorldOptions};
+use hsdp::{Error, ModelOptions, Rank, World, WorldOptions};
 use hsdp_comm::{Fault, FaultKind, Stage};
-use hsdp_tests::support::models::three_units;
-use hsdp_tests::support::springs::{self, Batch};
+use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common_error, mesh, outcomes};
 
 use crate::runner::Happened;
@@ -30,11 +29,9 @@ fn train_and_flip(world: World, flips: &dyn Fn()) -> Result<(), Error> {
     let compare_replicas = NonZeroU64::new(2);
     let options = ModelOptions { compare_replicas, ..ModelOptions::on(mesh(2, 2)) };
     let rank = world.rank().index();
-    let mut model = ShardedModel::new(world, three_units(), options, springs::initial)?;
+    let mut model = springs::model(world, &options)?;
     for number in 0..=FAULTY + 2 {
-        let mut step = model.begin_step(StepOptions::microbatches(1))?;
-        springs::microbatch(&mut step, Batch::of(rank, number, 0))?;
-        let gradients = step.finish()?;
+        let gradients = springs::gradients(&mut model, 1)?;
         let mut flip = (rank, number) == (CULPRIT, FAULTY);
         model.update(gradients, |run| {
             for (parameter, gradient) in run.parameters.iter_mut().zip(run.gradient) {
@@ -49,7 +46,8 @@ fn train_and_flip(world: World, flips: &dyn Fn()) -> Result<(), Error> {
     Ok(())
 }
 
-/// Warnings, comparisons and recordings, and faults of every kind that are armed for a step that never comes.
+/// Warnings, comparisons and recordings, and faults of every kind that are armed for a step that
+/// never comes.
 pub(crate) fn everything_on() -> Happened {
     let valued = [FaultKind::Delay(Duration::from_secs(1)), FaultKind::NonFinite(f32::NAN)];
     let kinds: Vec<FaultKind> =

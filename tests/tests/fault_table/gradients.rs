@@ -1,4 +1,5 @@
-//! Rows 21, 24, 25 and 26: gradients that are missing, not finite, many and small, or of a step that is over.
+//! Rows 21, 24, 25 and 26: gradients that are missing, not finite, many and small, or of a step
+//! that is over.
 
 use std::time::Instant;
 
@@ -30,7 +31,8 @@ pub(crate) fn missing() -> Happened {
 
 type Trained = (Vec<String>, std::collections::BTreeMap<String, Vec<f32>>);
 
-/// Two steps of AdamW. In the first, the culprit's slope of `second.bias` is as given; 0.5 anywhere else.
+/// Two steps of AdamW. In the first, the culprit's slope of `second.bias` is as given; 0.5 anywhere
+/// else.
 fn trained_with(unused: Unused, given: Option<f32>) -> Vec<Trained> {
     on_ranks(RANKS, |world| {
         let rank = world.rank().index();
@@ -56,8 +58,9 @@ fn trained_with(unused: Unused, given: Option<f32>) -> Vec<Trained> {
     })
 }
 
-/// Under either policy all ranks are told of the same gradient, and the parameters that they train on to are those of a run
-/// without it: neither they nor the optimizer's moments have seen the step.
+/// Under either policy all ranks are told of the same gradient, and the parameters that they train
+/// on to are those of a run without it: neither they nor the optimizer's moments have seen the
+/// step.
 pub(crate) fn not_finite() -> Happened {
     let [happened, _] = [NonFinite::Abort, NonFinite::Skip].map(|non_finite| {
         let fault = FaultKind::NonFinite(f32::NAN);

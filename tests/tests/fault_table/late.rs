@@ -20,7 +20,8 @@ pub(crate) fn slow() -> Happened {
     training.run().assert_no_trace();
     let took = started.elapsed();
     let warnings = training.said.warnings();
-    // Some wait for the late rank itself, others for a rank that waits for it: all name it as the culprit.
+    // Some wait for the late rank itself, others for a rank that waits for it: all name it as the
+    // culprit.
     for rank in SURVIVORS {
         let rank = format!(" rank={rank} step={FAULTY} ");
         let named =

@@ -1,4 +1,5 @@
-//! Rows 1, 2, 3, 27 and 59: ranks that vanish, leave, panic or give up, and groups that are dropped.
+//! Rows 1, 2, 3, 27 and 59: ranks that vanish, leave, panic or give up, and groups that are
+//! dropped.
 
 use std::fmt;
 use std::ops::Range;
@@ -22,7 +23,8 @@ use crate::runner::{Happened, LIMIT, becomes};
 use crate::training::{At, CULPRIT, FAULTY, Go, RANKS, Run, SURVIVORS, Training};
 
 pub(crate) fn vanishes() -> Happened {
-    // One shard group and one microbatch: whoever goes on without the culprit waits in a reduce-scatter.
+    // One shard group and one microbatch: whoever goes on without the culprit waits in a
+    // reduce-scatter.
     let in_one_group =
         |it| Training { model: ModelOptions::on(mesh(1, RANKS)), microbatches: 1, ..it };
     let leaves = Training::with_fault((unit(1), Stage::Reduce), FaultKind::Leave);
@@ -30,7 +32,8 @@ pub(crate) fn vanishes() -> Happened {
     let (error, happened) = run.told(&SURVIVORS);
     let AbortReason::Left { awaited } = reason_of(error, FAULTY) else { panic!("{error}") };
     assert_eq!((awaited.op, awaited.channel, awaited.tag.step), REDUCE_SCATTER, "{error}");
-    // Each step reduces units 2, 1 and 0: of the faulty one, operations 6, 7 and 8. The culprit is gone after 6.
+    // Each step reduces units 2, 1 and 0: of the faulty one, operations 6, 7 and 8. The culprit is
+    // gone after 6.
     assert!([7, 8].contains(&awaited.sequence), "{error}");
     let Error::Comm(CommError::World(Aborted { operation: Some(last), .. })) = error else {
         panic!("{error}")
@@ -99,8 +102,8 @@ fn panicked() -> Run {
     Training { user: &panics, ..Training::new() }.run()
 }
 
-/// An error of the user's own, who may say why before it drops the step, ends the step on all ranks, which then go on: in
-/// the end there is no trace of it.
+/// An error of the user's own, who may say why before it drops the step, ends the step on all
+/// ranks, which then go on: in the end there is no trace of it.
 fn gives_up_a_step(here: At, says_why: &(dyn Fn(&World) + Sync)) -> Happened {
     let done = AtomicBool::new(false);
     let gives_up = |world: &World, at, step| {
@@ -129,8 +132,8 @@ fn reason_of(error: &Error, expected: u64) -> &AbortReason {
     }
 }
 
-/// A rank drops all that it has with a reduction in flight, for which another waits. Neither takes long, the gradients that
-/// were lent are given back, and the others are told.
+/// A rank drops all that it has with a reduction in flight, for which another waits. Neither takes
+/// long, the gradients that were lent are given back, and the others are told.
 pub(crate) fn drops_a_group_in_flight() -> Happened {
     let options = WorldOptions { deadline: DEADLINE, ..WorldOptions::default() };
     let [dropping, waiting, away] =

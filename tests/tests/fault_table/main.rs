@@ -1,12 +1,14 @@
-//! Every row of the fault table is a trial: what goes wrong, and what every rank must be told, by when, and what is left.
+//! Every row of the fault table is a trial: what goes wrong, and what every rank must be told, by
+//! when, and what is left.
 //!
-//! The rows, in `rows.rs`, have numbers of a longer list; docs/reliability.md says where the others are. Rows run in
-//! parallel and by name (`cargo test --test fault_table row_16`), each under a deadline of its own. At the end the table
-//! is printed: what happened in each row, and how long it took until all knew. What a row was told is compared with what
-//! docs/reliability.md says that it is told.
+//! The rows, in `rows.rs`, have numbers of a longer list; docs/reliability.md says where the others
+//! are. Rows run in parallel and by name (`cargo test --test fault_table row_16`), each under a
+//! deadline of its own. At the end the table is printed: what happened in each row, and how long it
+//! took until all knew. What a row was told is compared with what docs/reliability.md says that it
+//! is told.
 //!
-//! In reading order: `rows`, `runner`, `page` (the table itself), `training` (the run that is disturbed), `children` (what needs
-//! a process of its own), then the rows by subject.
+//! In reading order: `rows`, `runner`, `page` (the table itself), `training` (the run that is
+//! disturbed), `children` (what needs a process of its own), then the rows by subject.
 
 mod absent_ranks;
 mod bits;

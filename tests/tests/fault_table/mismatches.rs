@@ -1,5 +1,6 @@
-//! Rows 13 to 19 and 22: ranks that issue different things. Nothing is paired up that does not belong together: all ranks get
-//! one table of who wanted what, and hold the parameters of the last step that was committed.
+//! Rows 13 to 19 and 22: ranks that issue different things. Nothing is paired up that does not
+//! belong together: all ranks get one table of who wanted what, and hold the parameters of the last
+//! step that was committed.
 
 use hsdp::{Error, Rank, World};
 use hsdp_comm::WorldError::{self, Aborted};
@@ -42,14 +43,16 @@ pub(crate) fn order() -> Happened {
     let happened = at(Stage::Reduce, FaultKind::SwappedOrder);
     at(Stage::Gather, FaultKind::SwappedOrder);
     at(Stage::AllReduce, FaultKind::SwappedOrder);
-    // The next one on these sequences does not come before this one is over: they wait for each other.
+    // The next one on these sequences does not come before this one is over: they wait for each
+    // other.
     at(Stage::Header, FaultKind::SwappedOrder);
     at(Stage::User, FaultKind::SwappedOrder);
     happened
 }
 
-/// What happens at the first of the stages; at the others it is of the same kind. The table shows in which field of its
-/// descriptor the culprit differs, and all who have come but the culprit say the same there.
+/// What happens at the first of the stages; at the others it is of the same kind. The table shows
+/// in which field of its descriptor the culprit differs, and all who have come but the culprit say
+/// the same there.
 fn everywhere(kind: FaultKind, field: &dyn Fn(&Descriptor) -> String) -> Happened {
     let [happened, ..] = STAGES.map(|stage| {
         let run = disturbed(stage, kind);
@@ -100,7 +103,8 @@ fn broadcasts(world: &World, at: At, step: u64) -> Result<Go, Error> {
     Ok(Go::On)
 }
 
-/// All ranks got one table, in which the culprit has a row, and no rank made the faulty step's update.
+/// All ranks got one table, in which the culprit has a row, and no rank made the faulty step's
+/// update.
 fn mismatch(run: &Run, context: &str) -> Happened {
     let (error, happened) = run.told(&ALL);
     let table = table(error).unwrap_or_else(|| panic!("{context}: {error}"));
@@ -129,7 +133,8 @@ pub(crate) fn members() -> Happened {
     mismatch(&meeting(&in_other_order), "members in another order")
 }
 
-/// A training whose user has a barrier in the faulty step, of a group whose members are listed by rank.
+/// A training whose user has a barrier in the faulty step, of a group whose members are listed by
+/// rank.
 fn meeting(members: &(dyn Fn(usize) -> Vec<usize> + Sync)) -> Run {
     let user = |world: &World, at, step| {
         if (at, step) == (At::End, FAULTY) {

@@ -27,7 +27,8 @@ fn begin(world: World, options: &ModelOptions, microbatches: usize) -> Result<()
     model.begin_step(StepOptions::microbatches(microbatches)).map(drop)
 }
 
-/// Ranks begin a step, with the first options and number of microbatches; the culprit with the second.
+/// Ranks begin a step, with the first options and number of microbatches; the culprit with the
+/// second.
 fn disagreement(differs: &str, [usual, other]: [(ModelOptions, usize); 2]) -> Happened {
     let started = Instant::now();
     let error = common_error(outcomes(RANKS, |world| {

@@ -1,4 +1,5 @@
-//! docs/reliability.md, as far as it is a table: it lists the rows that run, and says what they are told.
+//! docs/reliability.md, as far as it is a table: it lists the rows that run, and says what they are
+//! told.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -41,7 +42,8 @@ pub(crate) fn says_so(row: &Row, happened: Happened) -> Result<Happened, String>
     Err(format!("{PAGE} says of row {number}: {says}\nand what happened is: {}", happened.told))
 }
 
-/// Checks that the page lists exactly the rows that run, under their names, and says of all others what they wait for.
+/// Checks that the page lists exactly the rows that run, under their names, and says of all others
+/// what they wait for.
 ///
 /// # Errors
 /// Names the first row that is not so.
@@ -70,7 +72,8 @@ pub(crate) fn lists_the_rows() -> Result<(), String> {
     unknown.map_or(Ok(()), |number| Err(format!("{PAGE} has a row {number}")))
 }
 
-/// Checks that the page lists exactly the tests that there are of processes, each in the row that it is named for.
+/// Checks that the page lists exactly the tests that there are of processes, each in the row that
+/// it is named for.
 ///
 /// # Errors
 /// Names those that are listed or exist alone.

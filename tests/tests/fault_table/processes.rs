@@ -1,4 +1,5 @@
-//! Rows 49, 51 and 52: threads that must all end, a process that is stopped for a while, and one that forks.
+//! Rows 49, 51 and 52: threads that must all end, a process that is stopped for a while, and one
+//! that forks.
 
 use std::fs;
 use std::thread;
@@ -23,7 +24,8 @@ pub(crate) fn panic_leaves_no_thread() -> Happened {
     children::plays("panicking")
 }
 
-/// In a process of its own, where nobody else starts threads: workers are started too, since gradients are large.
+/// In a process of its own, where nobody else starts threads: workers are started too, since
+/// gradients are large.
 pub(crate) fn panic_in_a_thread() -> Happened {
     let before = threads();
     let panics = |world: &World, at, step| {
@@ -48,7 +50,8 @@ pub(crate) fn panic_in_a_thread() -> Happened {
 const PATIENCE: Duration = Duration::from_secs(1);
 const STOPPED: Duration = Duration::from_millis(2500);
 
-/// A training that goes on for longer than it takes to stop it. Rank 0 is slow, so that the others always wait.
+/// A training that goes on for longer than it takes to stop it. Rank 0 is slow, so that the others
+/// always wait.
 pub(crate) fn train_slowly() -> Happened {
     let slow = |world: &World, at, step| {
         if (world.rank().index(), at) == (0, At::Start) {
@@ -74,8 +77,8 @@ pub(crate) fn train_slowly() -> Happened {
     Happened::after(&"nothing: all steps are made, with the same bits", took)
 }
 
-/// Two ranks that come together in the process that is stopped. The second one takes its time, and that is not over when the
-/// process goes on.
+/// Two ranks that come together in the process that is stopped. The second one takes its time, and
+/// that is not over when the process goes on.
 pub(crate) fn come_slowly() -> Happened {
     let started = Instant::now();
     let options = WorldOptions { deadline: PATIENCE, ..WorldOptions::default() };
@@ -128,7 +131,8 @@ pub(crate) fn forked() -> Happened {
     children::plays("forking")
 }
 
-/// Forks while there is a world and no other thread. What the fork calls is an error, and the world goes on.
+/// Forks while there is a world and no other thread. What the fork calls is an error, and the world
+/// goes on.
 #[cfg(unix)]
 pub(crate) fn fork_after_init() -> Happened {
     use std::process;

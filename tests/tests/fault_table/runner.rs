@@ -1,4 +1,5 @@
-//! How a row runs: under a deadline, with its panics kept, and with what happened noted for the table at the end.
+//! How a row runs: under a deadline, with its panics kept, and with what happened noted for the
+//! table at the end.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -14,7 +15,8 @@ use libtest_mimic::Trial;
 use crate::page;
 use crate::rows::NEED_SIGNALS;
 
-/// When a row has failed whatever it does. None takes a tenth of it, but for the one that stops a process.
+/// When a row has failed whatever it does. None takes a tenth of it, but for the one that stops a
+/// process.
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// How long it may take from a fault until the last rank has been told.
@@ -44,7 +46,8 @@ impl Row {
 pub(crate) struct Happened {
     /// What ranks were told, in one line.
     pub(crate) told: String,
-    /// How long after the fault the last of them was; or how long it all took, where there is nothing to be told.
+    /// How long after the fault the last of them was; or how long it all took, where there is
+    /// nothing to be told.
     pub(crate) took: Duration,
 }
 
@@ -76,7 +79,8 @@ thread_local! {
     static PANIC: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Panics are the business of rows: a rank's is a fault or is reported by whoever joins it, a row's is its failure.
+/// Panics are the business of rows: a rank's is a fault or is reported by whoever joins it, a row's
+/// is its failure.
 pub(crate) fn keep_panics_quiet() {
     panic::set_hook(Box::new(|info| PANIC.set(info.to_string())));
 }

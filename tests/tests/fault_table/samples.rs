@@ -53,7 +53,8 @@ pub(crate) fn the_same() -> Happened {
     Happened::in_time(&told.expect("it is found"), took)
 }
 
-/// Ranks without data say nothing of it, whatever they name; nor do two that have data and name no sample.
+/// Ranks without data say nothing of it, whatever they name; nor do two that have data and name no
+/// sample.
 fn those_that_have_none_are_not_the_same() {
     let options = ModelOptions { uneven: Uneven::ZeroWeight, ..ModelOptions::on(mesh(2, 2)) };
     on_ranks(RANKS, |world| {

@@ -1,5 +1,6 @@
-//! The training into which faults are put: four ranks on a 2 x 2 mesh, AdamW, a few steps of two microbatches. And what
-//! must hold of it whatever happens: each rank has the parameters of the steps that were committed, bit for bit.
+//! The training into which faults are put: four ranks on a 2 x 2 mesh, AdamW, a few steps of two
+//! microbatches. And what must hold of it whatever happens: each rank has the parameters of the
+//! steps that were committed, bit for bit.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -169,7 +170,8 @@ impl Training<'_> {
         let mut step = model.begin_step(StepOptions::microbatches(self.microbatches))?;
         if let Err(error) = self.microbatches(&world, &mut step, number) {
             if self.vanishes(world.rank()) {
-                // Who has vanished announces nothing: that it gives up its step must not be what the others hear.
+                // Who has vanished announces nothing: that it gives up its step must not be what
+                // the others hear.
                 becomes(|| world.end().is_some());
                 return Err(world.end().map_or(error, Error::Comm));
             }
@@ -212,7 +214,8 @@ pub(crate) struct Fared {
     pub(crate) told: Vec<(Error, Instant)>,
     /// Its parameters before the first step, and after each that was applied.
     history: Vec<Shards>,
-    /// Steps that all ranks agreed to skip, which is no error; what was found is among what it was told.
+    /// Steps that all ranks agreed to skip, which is no error; what was found is among what it was
+    /// told.
     pub(crate) skipped: u64,
     /// How many events were recorded.
     pub(crate) events: usize,
@@ -261,12 +264,14 @@ impl Run {
         (error, at.saturating_duration_since(since))
     }
 
-    /// `ranks` have made `steps` updates, and after each of them they held what they hold in a run that nothing disturbs.
+    /// `ranks` have made `steps` updates, and after each of them they held what they hold in a run
+    /// that nothing disturbs.
     pub(crate) fn assert_committed(&self, ranks: &[usize], steps: u64) {
         self.assert_committed_of(undisturbed(), ranks, steps);
     }
 
-    /// `ranks` have made `steps` updates, and after each of them they held what they hold in another run.
+    /// `ranks` have made `steps` updates, and after each of them they held what they hold in
+    /// another run.
     pub(crate) fn assert_committed_of(&self, other: &Self, ranks: &[usize], steps: u64) {
         for rank in ranks {
             let fared = self.fared(*rank);

@@ -28,8 +28,8 @@ pub(crate) fn out() -> Happened {
 
 /// An allocation that is refused, in a process of its own: budgets are of ranks of a process.
 ///
-/// After a first step a rank has all the memory that it needs, so the step fails once for another reason: then it has let go
-/// of it.
+/// After a first step a rank has all the memory that it needs, so the step fails once for another
+/// reason: then it has let go of it.
 pub(crate) fn refused_by_the_allocator() -> Happened {
     let attempts = AtomicUsize::new(0);
     let poor = |world: &World, at, step| {

@@ -17,14 +17,16 @@ pub(super) fn pool() -> MutexGuard<'static, ()> {
     POOL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Rounds of work on several streams, in which every buffer is dropped while the device still uses it.
+/// Rounds of work on several streams, in which every buffer is dropped while the device still uses
+/// it.
 fn round(streams: &[Stream; 3], seed: u64, len: usize) {
     let values = ordinary(seed, len);
     let source = upload(&streams[0], Values::F32(&values));
     let mut wire = DeviceBuffer::new(&device(), DType::BF16, len, "a test").expect("memory");
     streams[1].narrow(&mut wire, &source, Divisor::ONE).expect("cast");
     drop(source);
-    // It gets the memory that was just given back, and must not write it before the cast has read it.
+    // It gets the memory that was just given back, and must not write it before the cast has read
+    // it.
     let other = upload(&streams[2], Values::F32(&vec![-7.0; len]));
     let mut target = DeviceBuffer::new(&device(), DType::F32, len, "a test").expect("memory");
     let summed = streams[2].sum(&mut target, &[&wire], 0..len, Divisor::ONE, Fold::Replace, None);

@@ -16,8 +16,8 @@ fn inspect(values: &[f32]) -> Seen {
     seen[1]
 }
 
-/// The sum in the order in which the kernel adds: each of 512 x 256 threads takes vectors of four elements, blocks add up in
-/// pairs, and so do the sums of blocks.
+/// The sum in the order in which the kernel adds: each of 512 x 256 threads takes vectors of four
+/// elements, blocks add up in pairs, and so do the sums of blocks.
 fn in_the_kernels_order(values: &[f32]) -> f64 {
     const BLOCKS: usize = 512;
     const THREADS: usize = 256;

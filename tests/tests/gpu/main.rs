@@ -1,12 +1,15 @@
-//! Tests that need a CUDA device: kernels against their twins on the CPU, streams, memory, and whole steps.
+//! Tests that need a CUDA device: kernels against their twins on the CPU, streams, memory, and
+//! whole steps.
 //!
 //! ```text
 //! cargo test -p hsdp-tests --features cuda,nccl --test gpu -- --ignored
 //! tests/emulator/run.sh cargo test -p hsdp-tests --features cuda,nccl --test gpu -- --ignored   # without a device
 //! ```
 //!
-//! In reading order: `numbers` (what is computed on), `pack`, `sum`, `inspect`, `update`, `muon` (the kernels), `product`, `newton_schulz` (products of matrices), `device_buffers`, `foreign`, `streams`; `units`
-//! (collectives of ranks that share a device), `steps` (whole steps of models); `nccl`, `nccl_world`; `compile` (which needs no device).
+//! In reading order: `numbers` (what is computed on), `pack`, `sum`, `inspect`, `update`, `muon`
+//! (the kernels), `product`, `newton_schulz` (products of matrices), `device_buffers`, `foreign`,
+//! `streams`; `units` (collectives of ranks that share a device), `steps` (whole steps of models);
+//! `nccl`, `nccl_world`; `compile` (which needs no device).
 
 mod apart;
 mod compile;

@@ -9,7 +9,8 @@ use hsdp_sharding::DType;
 use super::numbers::ordinary;
 use super::{assert_same, download, stream, upload};
 
-/// Parts that start anywhere, short and long, whose elements have other places in the buffers of state and direction.
+/// Parts that start anywhere, short and long, whose elements have other places in the buffers of
+/// state and direction.
 const PARTS: [PartOfMatrix; 5] = [
     PartOfMatrix { len: 1, shard: 3, state: 0, direction: 5000 },
     PartOfMatrix { len: 8, shard: 4, state: 2, direction: 4980 },

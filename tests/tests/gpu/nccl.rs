@@ -14,7 +14,8 @@ use hsdp_sharding::DType;
 use super::numbers::{DTYPES, ordinary};
 use super::{PATIENCE, assert_same, device, download, stream, upload};
 
-/// Runs `rank` on a thread each, with a communicator of all of them and a stream; what each returned.
+/// Runs `rank` on a thread each, with a communicator of all of them and a stream; what each
+/// returned.
 fn run<T: Send>(ranks: usize, rank: impl Fn(Communicator, Stream) -> T + Sync) -> Vec<T> {
     let id = UniqueId::new().expect("an id");
     let rank = &rank;
@@ -120,8 +121,9 @@ fn sums_are_scattered_and_given_to_all() {
     }
 }
 
-/// As the groups of a 2 x 2 mesh are: rows, then columns. One group at a time, as all of them share a device: in the first call of a group
-/// NCCL takes memory, which may wait for the operations of the others.
+/// As the groups of a 2 x 2 mesh are: rows, then columns. One group at a time, as all of them share
+/// a device: in the first call of a group NCCL takes memory, which may wait for the operations of
+/// the others.
 #[test]
 #[ignore = "needs a CUDA device"]
 fn groups_are_split_and_reduce_apart_from_each_other() {
@@ -164,7 +166,8 @@ fn a_rank_that_never_comes_is_late_and_holds_up_nobody_for_ever() {
     assert!(text.starts_with("join of rank 0 of 2 was not done in 3"), "{text}");
 }
 
-/// One rank does not come to an operation, though not the first, in which ranks connect: the other gives up, and its stream goes on.
+/// One rank does not come to an operation, though not the first, in which ranks connect: the other
+/// gives up, and its stream goes on.
 #[test]
 #[ignore = "needs a CUDA device"]
 fn a_rank_that_hangs_in_a_step_is_given_up_by_the_others_and_their_streams_go_on() {

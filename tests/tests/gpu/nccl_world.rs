@@ -66,7 +66,8 @@ fn read(buffer: &DeviceBuffer) -> Vec<f32> {
 fn reduced(
     group: &Group,
     layout: &Arc<UnitLayout>,
-    (value, wire): (&dyn Fn(usize) -> f32, Wire),
+    value: &dyn Fn(usize) -> f32,
+    wire: Wire,
 ) -> Result<Vec<f32>, Error> {
     let gradient = |slot: &hsdp_sharding::ParamSlot| {
         let values: Vec<f32> = (0..slot.len).map(|at| value(slot.start + at)).collect();
@@ -94,7 +95,7 @@ fn three_collectives(world: &World) -> Result<[Vec<f32>; 3], Error> {
     let full = DeviceBuffer::new(&device(), DType::F32, layout.full_len(), "a test");
     let full = full.expect("memory");
     let full = gather.gather_unit_on_device(tag(), Arc::clone(&layout), shard, full)?.wait()?;
-    let partial = reduced(&reduce, &layout, (&|at| whole(rank, at), Wire::BF16))?;
+    let partial = reduced(&reduce, &layout, &|at| whole(rank, at), Wire::BF16)?;
     let mine = on_device(&wholes(rank, 1057));
     let sum = all_reduce.all_reduce_scaled_on_device(tag(), mine, Scaling::on(Wire::F16))?;
     Ok([read(&full), partial, read(&sum.wait()?)])
@@ -143,7 +144,7 @@ fn operations_without_elements_are_done_at_once() {
         results(4, |world| {
             connect(&world).expect("connected");
             let [_, reduce, all_reduce] = groups(&world).expect("groups");
-            let partial = reduced(&reduce, &frozen, (&|_| 1.0, Wire::BF16)).expect("reduced");
+            let partial = reduced(&reduce, &frozen, &|_| 1.0, Wire::BF16).expect("reduced");
             let none = on_device(&[]);
             let sum = all_reduce.all_reduce_scaled_on_device(tag(), none, Scaling::on(Wire::F16));
             let sum = sum.and_then(|pending| pending.wait()).expect("reduced");
@@ -169,7 +170,7 @@ fn nccl_rounds_every_sum_to_the_wire_and_ranks_that_read_each_other_do_not() {
                 world.connect_groups(&[&group]).expect("connected");
             }
             let own = if world.rank().index() == 0 { 256.0 } else { 1.0 };
-            reduced(&group, &layout(4), (&|_| own, Wire::BF16)).expect("reduced")[0]
+            reduced(&group, &layout(4), &|_| own, Wire::BF16).expect("reduced")[0]
         });
         sums[0]
     };
@@ -198,7 +199,7 @@ fn a_step_that_is_given_up_leaves_communicators_as_they_were() {
             let reason = "a test".to_owned();
             world.abort_step(StepFailure { step: 2, reason });
         } else {
-            let given_up = reduced(&reduce, &layout(2), (&|_| 1.0, Wire::F32));
+            let given_up = reduced(&reduce, &layout(2), &|_| 1.0, Wire::F32);
             assert!(rank != 2 || given_up.is_err(), "its peer does not come");
         }
         // Who has not heard of it yet would be told by its next call.
@@ -248,20 +249,22 @@ fn worlds_that_cannot_connect_say_why() {
     assert_eq!(said, expected);
 }
 
-/// Where communicators cannot be split, groups join by ids of their own: in a process in which the emulated NCCL refuses to split.
+/// Where communicators cannot be split, groups join by ids of their own: in a process in which the
+/// emulated NCCL refuses to split.
 #[test]
 #[ignore = "needs a CUDA device"]
 fn groups_whose_split_fails_join_by_ids_of_their_own() {
     run_with("HSDP_EMULATED_NCCL_SPLIT", "what_nccl_carries_is_what_ranks_read_of_each_other");
 }
 
-/// Runs another test of this file in a process of its own, in which this variable is set to 3. Nothing is run where NCCL is not emulated: it does not know
-/// the variable, and has no such faults.
+/// Runs another test of this file in a process of its own, in which this variable is set to 3.
+/// Nothing is run where NCCL is not emulated: it does not know the variable, and has no such
+/// faults.
 fn run_with(variable: &str, test: &str) {
     if env::var_os("HSDP_EMULATED").is_none() {
         return;
     }
-    run_alone(&format!("nccl_world::{test}"), (variable, "3"));
+    run_alone(&format!("nccl_world::{test}"), variable, "3");
 }
 
 /// Ranks that wait for something else, and not for NCCL, hear of it all the same.
@@ -299,7 +302,8 @@ fn an_error_that_nccl_reports_later_ends_the_world() {
     );
 }
 
-/// The last collective of a world completes, though all its communicators are let go of right after it.
+/// The last collective of a world completes, though all its communicators are let go of right after
+/// it.
 #[test]
 #[ignore = "needs a CUDA device"]
 fn what_was_issued_completes_when_worlds_are_dropped() {
@@ -417,7 +421,8 @@ fn a_call_on_a_communicator_that_was_aborted_says_why_the_world_has_ended() {
     }
 }
 
-/// Where a call stays in progress, ranks are told after their deadline, and nothing is issued behind it.
+/// Where a call stays in progress, ranks are told after their deadline, and nothing is issued
+/// behind it.
 #[test]
 #[ignore = "needs a CUDA device"]
 fn a_call_that_does_not_come_to_its_stream_ends_the_world() {
@@ -451,8 +456,8 @@ fn calls_come_to_their_streams_or_the_world_ends_within_its_deadline() {
     assert!(!stuck || began.elapsed() < Duration::from_secs(20), "after {:?}", began.elapsed());
 }
 
-/// A thread that frees memory waits for what runs on the device. If it did so between the launches of two ranks of a collective, the first rank would
-/// wait for the second one for ever.
+/// A thread that frees memory waits for what runs on the device. If it did so between the launches
+/// of two ranks of a collective, the first rank would wait for the second one for ever.
 #[test]
 #[ignore = "needs a CUDA device"]
 fn memory_that_is_freed_meanwhile_holds_up_no_collective() {

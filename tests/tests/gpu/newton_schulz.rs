@@ -51,8 +51,8 @@ impl Orthogonalized {
     }
 }
 
-/// Orthogonalizes matrices of all sizes. They lie in one buffer, with elements between them that must not change, and have the same other
-/// buffers.
+/// Orthogonalizes matrices of all sizes. They lie in one buffer, with elements between them that
+/// must not change, and have the same other buffers.
 fn orthogonalize(by: &NewtonSchulz) -> Vec<Orthogonalized> {
     let stream = stream();
     let mut starts = Vec::new();
@@ -101,9 +101,9 @@ fn distance(matrix: &[f32], other: &[f64]) -> f64 {
 }
 
 /// The iteration in f64, from its definition: nothing is rounded to less.
-fn exact(by: &NewtonSchulz, matrix: &[f32], sizes: (usize, usize)) -> Vec<f64> {
+fn exact(by: &NewtonSchulz, matrix: &[f32], rows: usize, columns: usize) -> Vec<f64> {
     let [a, b, c] = by.coefficients;
-    let x = Tensor::from_vec(wide(matrix), sizes, &Cpu).expect("a matrix");
+    let x = Tensor::from_vec(wide(matrix), (rows, columns), &Cpu).expect("a matrix");
     let whole = norm(wide(matrix).into_iter());
     let step = |x: Tensor| -> candle_core::Result<Tensor> {
         let gram = x.matmul(&x.t()?)?;
@@ -115,8 +115,8 @@ fn exact(by: &NewtonSchulz, matrix: &[f32], sizes: (usize, usize)) -> Vec<f64> {
     end.flatten_all().and_then(|it| it.to_vec1()).expect("its elements")
 }
 
-/// A sum of 300 terms in another order may differ by some 16 units of 2^-24, which are 1e-6, and each step has such sums. (In TF32 a product would
-/// be off by 5e-4.)
+/// A sum of 300 terms in another order may differ by some 16 units of 2^-24, which are 1e-6, and
+/// each step has such sums. (In TF32 a product would be off by 5e-4.)
 #[test]
 #[ignore = "needs a CUDA device"]
 fn matrices_are_orthogonalized_as_on_the_host() {
@@ -130,10 +130,12 @@ fn matrices_are_orthogonalized_as_on_the_host() {
     }
 }
 
-/// A sum in another order may be rounded to the next bf16. An element of B that is near b + c = -2.74 is then off by 2^-6, and with it the singular
-/// value, which is multiplied by a + b + c = 0.70: by 2.2 %. That is as much as all roundings of five steps change a matrix. So the device is
-/// compared with the iteration that rounds nothing, and may be no further from it than twice the host's distance, and half a bf16, as the host may be
-/// exact by chance; and with the host where few sums are rounded.
+/// A sum in another order may be rounded to the next bf16. An element of B that is near b + c =
+/// -2.74 is then off by 2^-6, and with it the singular value, which is multiplied by a + b + c =
+/// 0.70: by 2.2 %. That is as much as all roundings of five steps change a matrix. So the device is
+/// compared with the iteration that rounds nothing, and may be no further from it than twice the
+/// host's distance, and half a bf16, as the host may be exact by chance; and with the host where
+/// few sums are rounded.
 #[test]
 #[ignore = "needs a CUDA device"]
 fn in_bf16_results_are_as_near_to_the_exact_ones_as_those_of_the_host() {
@@ -141,7 +143,7 @@ fn in_bf16_results_are_as_near_to_the_exact_ones_as_those_of_the_host() {
         let by = NewtonSchulz { steps, dtype: MatrixDType::BF16, ..NewtonSchulz::default() };
         for matrix in orthogonalize(&by) {
             let sizes = matrix.sizes;
-            let exact = exact(&by, &matrix.before, matrix.sizes);
+            let exact = exact(&by, &matrix.before, matrix.sizes.0, matrix.sizes.1);
             let [device, host] = [&matrix.device, &matrix.host].map(|it| distance(it, &exact));
             assert!(
                 device <= 2.0 * host + 2_f64.powi(-9),

@@ -7,8 +7,8 @@ use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 
-/// Bits of f32 that roundings and sums trip over: zeros, the least numbers, ties, the greatest of each dtype, infinities, NaN
-/// with payloads.
+/// Bits of f32 that roundings and sums trip over: zeros, the least numbers, ties, the greatest of
+/// each dtype, infinities, NaN with payloads.
 const EDGES: [u32; 20] = [
     0x0000_0000,
     0x8000_0000,

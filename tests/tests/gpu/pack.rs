@@ -12,14 +12,15 @@ use hsdp_sharding::DType;
 use super::numbers::{DTYPES, of, ordinary};
 use super::{PATIENCE, assert_same, device, download, stream, upload};
 
-/// Elements of parameters, one after the other: more than one launch takes, with every length around a vector, and at the end more than a device
-/// has threads.
+/// Elements of parameters, one after the other: more than one launch takes, with every length
+/// around a vector, and at the end more than a device has threads.
 fn lens() -> impl Iterator<Item = usize> {
     let short = (0..160).map(|index| [1, 5, 8, 13, 31, 32, 33, 700][index % 8] + index);
     short.chain([400_001, 400_007, 400_000])
 }
 
-/// Gradients and where they begin: at multiples of 32, with padding between them, and every fifth absent.
+/// Gradients and where they begin: at multiples of 32, with padding between them, and every fifth
+/// absent.
 fn gradients() -> (Vec<(usize, HostBuffer)>, usize) {
     let mut start = 32;
     let mut gradients = Vec::new();

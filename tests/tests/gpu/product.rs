@@ -22,16 +22,12 @@ struct Stocked {
 }
 
 impl Stocked {
-    fn new(
-        stream: &Stream,
-        (seed, dtype): (u64, DType),
-        (sizes, stored): ((usize, usize), Stored),
-    ) -> Self {
-        let all = ordinary(seed, START + sizes.0 * sizes.1);
+    fn new(stream: &Stream, seed: u64, dtype: DType, sizes: [usize; 2], stored: Stored) -> Self {
+        let all = ordinary(seed, START + sizes[0] * sizes[1]);
         let all = HostBuffer::F32(all);
         let buffer = upload(stream, cast(&all, dtype).values());
         let values = download(stream, &buffer).values().to_f32()[START..].to_vec();
-        Self { buffer, values, sizes, stored }
+        Self { buffer, values, sizes: sizes.into(), stored }
     }
 
     fn matrix(&self) -> DeviceMatrix<'_> {
@@ -69,24 +65,26 @@ fn products_are_those_of_the_definition() {
     for (dtype, (rows, inner, columns)) in
         [DType::F32, DType::BF16].into_iter().flat_map(|dtype| SIZES.map(|sizes| (dtype, sizes)))
     {
-        let before = Stocked::new(&stream, (3, dtype), ((rows, columns), Stored::ByRows));
+        let before = Stocked::new(&stream, 3, dtype, [rows, columns], Stored::ByRows);
         for orders in ORDERS.into_iter().flat_map(|one| ORDERS.map(|other| (one, other))) {
-            let left = Stocked::new(&stream, (1, dtype), ((rows, inner), orders.0));
-            let right = Stocked::new(&stream, (2, dtype), ((inner, columns), orders.1));
-            for scales in [(1.0, 0.0), (-0.75, 1.5)] {
-                compare((&stream, &mut cublas), [&left, &right], &before, scales);
+            let left = Stocked::new(&stream, 1, dtype, [rows, inner], orders.0);
+            let right = Stocked::new(&stream, 2, dtype, [inner, columns], orders.1);
+            for scales in [[1.0, 0.0], [-0.75, 1.5]] {
+                compare(&stream, &mut cublas, [&left, &right], &before, scales);
             }
         }
     }
 }
 
-/// Compares a product with the definition. A sum of k products in f32 is off by at most k units of 2^-24 of the sum of their magnitudes, and by
-/// two more for the scales. A result in bf16 is rounded by at most 2^-8 of it.
+/// Compares a product with the definition. A sum of k products in f32 is off by at most k units of
+/// 2^-24 of the sum of their magnitudes, and by two more for the scales. A result in bf16 is
+/// rounded by at most 2^-8 of it.
 fn compare(
-    (stream, cublas): (&Stream, &mut Cublas),
+    stream: &Stream,
+    cublas: &mut Cublas,
     [left, right]: [&Stocked; 2],
     before: &Stocked,
-    (take, keep): (f32, f32),
+    [take, keep]: [f32; 2],
 ) {
     let untouched = download(stream, &before.buffer);
     let mut target = upload(stream, untouched.values());

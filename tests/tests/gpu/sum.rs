@@ -19,7 +19,7 @@ fn found(stream: &Stream, noted: &Noted) -> Option<usize> {
 }
 
 /// Sums the elements of `members` from `start` on into `partial`, on the device and by the twin.
-fn compare(members: &[HostBuffer], start: usize, partial: &[f32], (post, fold): (f32, Fold)) {
+fn compare(members: &[HostBuffer], start: usize, partial: &[f32], post: f32, fold: Fold) {
     let stream = stream();
     let post = Divisor::new(post).expect("a divisor");
     let range = start..start + partial.len();
@@ -65,7 +65,7 @@ fn members_are_summed_in_their_order_as_the_twin_sums_them() {
             };
             let members: Vec<_> = (0..count).map(member).collect();
             for (post, fold) in [(1.0, Fold::Replace), (8.0, Fold::Add), (3.0, Fold::Add)] {
-                compare(&members, 32, &ordinary(99, len), (post, fold));
+                compare(&members, 32, &ordinary(99, len), post, fold);
             }
         }
     }
@@ -77,7 +77,7 @@ fn one_contribution_that_is_not_finite_is_found_behind_a_million_that_are() {
     let mut members: Vec<_> = (0..3).map(|seed| ordinary(seed, 1_300_003)).collect();
     members[1][900_002] = f32::NEG_INFINITY;
     let members: Vec<_> = members.iter().map(|it| cast(DType::BF16, it)).collect();
-    compare(&members, 0, &ordinary(9, 1_300_003), (3.0, Fold::Add));
+    compare(&members, 0, &ordinary(9, 1_300_003), 3.0, Fold::Add);
 }
 
 fn cast(dtype: DType, values: &[f32]) -> HostBuffer {
@@ -90,7 +90,7 @@ fn cast(dtype: DType, values: &[f32]) -> HostBuffer {
 #[ignore = "needs a CUDA device"]
 fn finite_sums_note_nothing() {
     let members: Vec<_> = (0..3).map(|seed| cast(DType::BF16, &ordinary(seed, 5000))).collect();
-    compare(&members, 0, &ordinary(9, 5000), (1.0, Fold::Add));
+    compare(&members, 0, &ordinary(9, 5000), 1.0, Fold::Add);
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Gathers and reductions of units on a device, beside those on the host: ranks are threads that share the device.
+//! Gathers and reductions of units on a device, beside those on the host: ranks are threads that
+//! share the device.
 
 use std::sync::Arc;
 
@@ -81,7 +82,8 @@ fn buffer(dtype: DType, len: usize) -> DeviceBuffer {
     DeviceBuffer::new(&device(), dtype, len, "a test").expect("memory")
 }
 
-/// Some gradients absent, and of any dtype; the same on the host, and where every second one lies on the device.
+/// Some gradients absent, and of any dtype; the same on the host, and where every second one lies
+/// on the device.
 fn gradients(layout: &UnitLayout, seed: u64) -> [Vec<Option<Arc<dyn GradientValues>>>; 2] {
     let stream = stream();
     let mut all = [Vec::new(), Vec::new()];
@@ -125,7 +127,8 @@ impl OnDevice {
     fn reduce(
         self,
         group: &Group,
-        (layout, microbatch): (&Arc<UnitLayout>, usize),
+        layout: &Arc<UnitLayout>,
+        microbatch: usize,
         contribution: Contribution,
         fold: Fold,
     ) -> Result<Self, Error> {
@@ -159,8 +162,9 @@ fn microbatches_are_summed_to_the_bits_of_the_host() {
                 let before = world.ledger().channel(Channel::Reduce).bytes;
                 host = reduced(&group, &layout, contribution(on_host), accumulator).0;
                 let after = world.ledger().channel(Channel::Reduce).bytes;
-                let at = (&layout, microbatch);
-                there = there.reduce(&group, at, contribution(on_device), fold).expect("reduced");
+                there = there
+                    .reduce(&group, &layout, microbatch, contribution(on_device), fold)
+                    .expect("reduced");
                 let bytes = world.ledger().channel(Channel::Reduce).bytes;
                 assert_eq!(bytes - after, after - before, "bytes of {size} ranks");
             }
@@ -215,7 +219,7 @@ fn what_is_not_finite_is_noted_with_its_microbatch() {
             let contribution = Contribution { gradients, scaling: Scaling::on(Wire::F32) };
             let fold = if microbatch == 0 { Fold::Replace } else { Fold::Add };
             there = there
-                .reduce(&group, (&layout, microbatch), contribution, fold)
+                .reduce(&group, &layout, microbatch, contribution, fold)
                 .expect("an infinity is a number like others");
         }
         stream.read_noted(&[&there.noted], PATIENCE).expect("read")[0]
@@ -252,7 +256,7 @@ fn a_rank_whose_gradient_panics_is_named() {
         }
         let contribution = Contribution { gradients, scaling: Scaling::on(Wire::F32) };
         let there = OnDevice::new(&stream(), layout.trainable().shard_len);
-        there.reduce(&group, (&layout, 0), contribution, Fold::Replace).map(drop)
+        there.reduce(&group, &layout, 0, contribution, Fold::Replace).map(drop)
     });
     for outcome in outcome {
         let said = outcome.expect("no rank panics itself").expect_err("the world is over");

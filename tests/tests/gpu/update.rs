@@ -10,8 +10,8 @@ use hsdp_sharding::DType;
 use super::numbers::ordinary;
 use super::{assert_same, device, download, stream, upload};
 
-/// More pieces than one launch takes, with gaps between them, and between their states, that no update may touch; and the numbers of elements
-/// and of states.
+/// More pieces than one launch takes, with gaps between them, and between their states, that no
+/// update may touch; and the numbers of elements and of states.
 fn pieces() -> (Vec<PieceOfStep>, [usize; 2]) {
     let mut start = 8;
     let mut state = 4;
@@ -85,7 +85,9 @@ fn adamw_updates_as_the_twin_does() {
     {
         compare(
             &pieces,
-            (len, cast, divisor),
+            len,
+            cast,
+            divisor,
             |device, update| {
                 let updated = stream().adamw(update, &pieces, &step, &mut device.0, &mut device.1);
                 updated.expect("updated");
@@ -113,7 +115,9 @@ fn sgd_updates_as_the_twin_does() {
         for cast in CASTS {
             compare(
                 &pieces,
-                (len, cast, 96.0),
+                len,
+                cast,
+                96.0,
                 |device, update| {
                     let velocity = kind.map(|_| &mut device.0);
                     stream().sgd(update, &pieces, &step, velocity).expect("updated");
@@ -136,7 +140,9 @@ fn lion_updates_as_the_twin_does() {
     for cast in CASTS {
         compare(
             &pieces,
-            (len, cast, 96.0),
+            len,
+            cast,
+            96.0,
             |device, update| {
                 stream().lion(update, &pieces, &step, &mut device.0).expect("updated");
             },
@@ -148,7 +154,9 @@ fn lion_updates_as_the_twin_does() {
 /// Updates on the device and by the twin, and compares all that either writes.
 fn compare(
     pieces: &[PieceOfStep],
-    (len, cast, divisor): ([usize; 2], Option<DType>, f64),
+    len: [usize; 2],
+    cast: Option<DType>,
+    divisor: f64,
     on_device: impl Fn(&mut (DeviceBuffer, DeviceBuffer), DeviceUpdate<'_>),
     twin: impl Fn(&PieceOfStep, &mut [f32], &[f32], &mut [f32], &mut [f32]),
 ) {

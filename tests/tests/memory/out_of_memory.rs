@@ -1,4 +1,5 @@
-//! A rank that has no memory for a buffer: it and all others end the step, and go on with the next when there is some.
+//! A rank that has no memory for a buffer: it and all others end the step, and go on with the next
+//! when there is some.
 
 use std::sync::Arc;
 
@@ -7,25 +8,25 @@ use hsdp::collective::{Collective, Copies};
 use hsdp::memory::{self, Category};
 use hsdp::{
     Accumulation, Error, ModelOptions, Momentum, Optimizer, Rank, Sgd, SgdOptions, ShardedModel,
-    StepOptions, World,
+    StepOptions,
 };
 use hsdp_checkpoint::{Disk, Store, Weights, export};
 use hsdp_comm::{Channel, Tag};
 use hsdp_sharding::ByteCount;
 use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::slopes;
-use hsdp_tests::support::springs::{self, Batch};
+use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common, mesh, on_ranks};
 use serde_json::Value;
 
 use crate::alone;
 
-/// Trains two steps; in the first, and in no other, rank 1 may hold no more than nothing in `category`. Returns the
-/// error of each rank.
+/// Trains two steps; in the first, and in no other, rank 1 may hold no more than nothing in
+/// `category`. Returns the error of each rank.
 fn trained(category: Category, options: &ModelOptions) -> Vec<String> {
     let outcomes = on_ranks(4, |world| {
         let rank = world.rank();
-        let mut model = model(world, options)?;
+        let mut model = springs::model(world, options)?;
         let mut sgd = Sgd::new(&model, SgdOptions::default());
         let nothing = (rank == Rank::new(1)).then_some(ByteCount(0));
         memory::set_budget(rank, category, nothing);
@@ -37,7 +38,7 @@ fn trained(category: Category, options: &ModelOptions) -> Vec<String> {
     });
     let (told, parameters): (Vec<_>, Vec<_>) = outcomes.into_iter().unzip();
     let untouched = common(on_ranks(4, |world| {
-        let mut model = model(world, options)?;
+        let mut model = springs::model(world, options)?;
         let mut sgd = Sgd::new(&model, SgdOptions::default());
         step(&mut model, &mut sgd)?;
         model.full_parameters()
@@ -47,15 +48,8 @@ fn trained(category: Category, options: &ModelOptions) -> Vec<String> {
 }
 
 fn step(model: &mut ShardedModel, sgd: &mut Sgd) -> Result<(), Error> {
-    let rank = model.rank().index();
-    let mut step = model.begin_step(StepOptions::microbatches(1))?;
-    springs::microbatch(&mut step, Batch::of(rank, 0, 0))?;
-    let gradients = step.finish()?;
+    let gradients = springs::gradients(model, 1)?;
     sgd.step(model, gradients).map(drop)
-}
-
-fn model(world: World, options: &ModelOptions) -> Result<ShardedModel, Error> {
-    ShardedModel::new(world, three_units(), options.clone(), springs::initial)
 }
 
 fn assert_told(told: &[String], expected: &str) {
@@ -102,10 +96,7 @@ fn there_is_no_memory_for_an_unsharded_gradient() {
 }
 
 /// Makes a call in which rank 1 gets no memory in `category`, and returns the error of this rank.
-fn without<T>(
-    (rank, category): (Rank, Category),
-    call: impl FnOnce() -> Result<T, Error>,
-) -> String {
+fn without<T>(rank: Rank, category: Category, call: impl FnOnce() -> Result<T, Error>) -> String {
     memory::set_budget(rank, category, (rank == Rank::new(1)).then_some(ByteCount(0)));
     let told = call().map(drop).expect_err("rank 1 has no memory").to_string();
     memory::set_budget(rank, category, None);
@@ -119,7 +110,7 @@ fn there_is_no_memory_for_the_state_of_a_checkpoint() {
     for category in [Category::Load, Category::Optimizer] {
         let told = on_ranks(4, |world| {
             let rank = world.rank();
-            let mut model = model(world, &ModelOptions::on(mesh(2, 2)))?;
+            let mut model = springs::model(world, &ModelOptions::on(mesh(2, 2)))?;
             let momentum = Momentum::Classic(0.9);
             let mut sgd = Sgd::new(&model, SgdOptions { momentum, ..SgdOptions::default() });
             let mut checkpoints =
@@ -131,7 +122,7 @@ fn there_is_no_memory_for_the_state_of_a_checkpoint() {
                 sgd.step(&mut model, gradients)?;
                 checkpoints.save(&model, &sgd, &Value::Null)?;
             }
-            let told = without((rank, category), || checkpoints.load_latest(&mut model, &mut sgd));
+            let told = without(rank, category, || checkpoints.load_latest(&mut model, &mut sgd));
             assert!(checkpoints.load_latest(&mut model, &mut sgd)?.is_some());
             Ok(told)
         });
@@ -151,7 +142,7 @@ fn there_is_no_memory_for_an_imported_model() {
     let folder = tempfile::tempdir().expect("a folder");
     let [store, from] = ["store", "model"].map(|name| folder.path().join(name));
     on_ranks(1, |world| {
-        let model = model(world, &ModelOptions::on(mesh(1, 1)))?;
+        let model = springs::model(world, &ModelOptions::on(mesh(1, 1)))?;
         let sgd = Sgd::new(&model, SgdOptions::default());
         let mut checkpoints = Checkpoints::open(&model, &store, CheckpointOptions::default())?;
         checkpoints.save(&model, &sgd, &Value::Null).map(drop)
@@ -165,7 +156,7 @@ fn there_is_no_memory_for_an_imported_model() {
             let import = Import::of(&from);
             ShardedModel::import(world.clone(), three_units(), options.clone(), &import)
         };
-        let told = without((rank, Category::Shard), import);
+        let told = without(rank, Category::Shard, import);
         import().map(|_| told)
     });
     assert_eq!(

@@ -9,7 +9,7 @@ use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Import};
 use hsdp::memory::{self, Category, Usage};
 use hsdp::{
     Accumulation, AdamW, AdamWOptions, DType, Error, FullCopies, LossSum, ModelOptions, ModelSpec,
-    Optimizer, Param, Precision, Rank, ShardedModel, StepOptions, Unit, UnitOrder, Unused, World,
+    Optimizer, Param, Precision, Rank, ShardedModel, StepOptions, Unit, UnitOrder, Unused,
 };
 use hsdp_comm::{Channel, Tag};
 use hsdp_sharding::{ByteCount, MemoryPlan};
@@ -36,7 +36,7 @@ fn peaks_are_as_planned_whatever_is_prefetched_or_kept() {
     for (name, spec) in [("resharded", uneven_units()), ("kept", with_kept_units())] {
         for prefetch in 0..=3 {
             let options = ModelOptions { prefetch, ..ModelOptions::on(mesh(2, 2)) };
-            compared.add((&format!("{name}, {prefetch} ahead"), &spec, &options));
+            compared.add(&format!("{name}, {prefetch} ahead"), &spec, &options);
         }
     }
     println!("{}", compared.table());
@@ -48,7 +48,7 @@ fn peaks_are_as_planned_in_every_mode_on_every_mesh() {
     for accumulation in Accumulation::ALL {
         for (replicate, shard) in [(1, 1), (1, 4), (4, 1), (2, 2), (2, 3), (3, 2)] {
             let options = ModelOptions { accumulation, ..ModelOptions::on(mesh(replicate, shard)) };
-            compared.add((&format!("{accumulation}, {}", options.mesh), &uneven_units(), &options));
+            compared.add(&format!("{accumulation}, {}", options.mesh), &uneven_units(), &options);
         }
     }
     println!("{}", compared.table());
@@ -64,7 +64,7 @@ fn peaks_are_as_planned_in_every_dtype() {
             let precision = Precision { parameters, wire, ..Precision::default() };
             let options = ModelOptions { accumulation, precision, ..ModelOptions::on(mesh(2, 2)) };
             let name = format!("{accumulation}, parameters {parameters}, wire {wire}");
-            compared.add((&name, &uneven_units(), &options));
+            compared.add(&name, &uneven_units(), &options);
         }
     }
     println!("{}", compared.table());
@@ -93,7 +93,7 @@ fn peaks_are_as_planned_for_units_in_several_dtypes() {
                         "{accumulation}, {}, {prefetch} ahead, {parameters} and {dtypes:?}",
                         options.mesh
                     );
-                    compared.add((&name, &computing_in(&spec, dtypes), &options));
+                    compared.add(&name, &computing_in(&spec, dtypes), &options);
                 }
             }
         }
@@ -106,12 +106,13 @@ fn peaks_are_as_planned_with_frozen_parameters() {
     let mut compared = Compared::default();
     for accumulation in Accumulation::ALL {
         let options = ModelOptions { accumulation, ..ModelOptions::on(mesh(2, 2)) };
-        compared.add((&format!("{accumulation}, frozen"), &partly_frozen(), &options));
+        compared.add(&format!("{accumulation}, frozen"), &partly_frozen(), &options);
     }
     println!("{}", compared.table());
 }
 
-/// A unit that a rank does not use in a forward stays until its loss, and no longer: the backward has its room.
+/// A unit that a rank does not use in a forward stays until its loss, and no longer: the backward
+/// has its room.
 #[test]
 fn a_unit_that_is_skipped_makes_room_when_the_backward_begins() {
     let _turn = alone();
@@ -119,7 +120,7 @@ fn a_unit_that_is_skipped_makes_room_when_the_backward_begins() {
         let order = UnitOrder::Error;
         let unused = Unused::Zeros;
         let options = ModelOptions { prefetch: 0, order, unused, ..ModelOptions::on(mesh(1, 2)) };
-        let mut model = model(world, &uneven_units(), &options)?;
+        let mut model = springs::model_of(world, &uneven_units(), &options)?;
         let rank = model.rank();
         let planned = model.plan().memory().full;
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
@@ -140,7 +141,8 @@ fn a_unit_that_is_skipped_makes_room_when_the_backward_begins() {
     });
 }
 
-/// The head is declared before the layers, and used after them: in the declared order the backward would gather the whole model.
+/// The head is declared before the layers, and used after them: in the declared order the backward
+/// would gather the whole model.
 #[test]
 fn a_forward_in_another_order_needs_the_memory_of_its_own_order() {
     let _turn = alone();
@@ -151,7 +153,7 @@ fn a_forward_in_another_order_needs_the_memory_of_its_own_order() {
         let peaks = on_ranks(2, |world| {
             let unused = Unused::Zeros;
             let options = ModelOptions { prefetch, unused, ..ModelOptions::on(mesh(1, 2)) };
-            let mut model = model(world, &spec, &options)?;
+            let mut model = springs::model_of(world, &spec, &options)?;
             let first = held_in_order(&mut model, &[0, 2, 3, 4, 5, 1])?;
             let second = held_in_order(&mut model, &[0, 2, 3, 4, 5, 1])?;
             Ok((first, second, model.plan().memory().full))
@@ -201,7 +203,7 @@ fn peaks_of_a_resumed_run_are_as_planned() {
         let run = |steps: usize| {
             memory::reset_peaks();
             on_ranks(4, |world| {
-                let mut model = model(world, &spec, &options)?;
+                let mut model = springs::model_of(world, &spec, &options)?;
                 let mut adamw = AdamW::new(&model, AdamWOptions::default());
                 let mut checkpoints = Checkpoints::open(&model, folder.path(), with())?;
                 let resumed = checkpoints.load_latest(&mut model, &mut adamw)?;
@@ -255,7 +257,8 @@ fn a_shard_is_a_part_of_the_model_and_no_more() {
     let whole = ByteCount(4 * three_units().numel().get());
     for shards in [1, 2, 4, 8] {
         let held = on_ranks(shards, |world| {
-            let model = model(world, &three_units(), &ModelOptions::on(mesh(1, shards)))?;
+            let model =
+                springs::model_of(world, &three_units(), &ModelOptions::on(mesh(1, shards)))?;
             let padding: u64 =
                 model.plan().layouts().iter().map(|layout| layout.padding().get()).sum();
             let held = memory::usage(model.rank(), Category::Shard).live;
@@ -274,7 +277,7 @@ fn a_full_unit_that_is_dropped_serves_the_next_gather_of_its_size() {
     let units = (0..3).map(|index| layer(&format!("layer.{index}"), [40, 50]));
     let spec = units.fold(ModelSpec::new(), ModelSpec::unit);
     on_ranks(2, |world| {
-        let mut model = model(world, &spec, &options)?;
+        let mut model = springs::model_of(world, &spec, &options)?;
         let rank = model.rank();
         let live = move || memory::usage(rank, Category::Full).live;
         let of_a_unit = ByteCount(4 * spec[unit(0)].numel().get());
@@ -297,14 +300,15 @@ fn a_full_unit_that_is_dropped_serves_the_next_gather_of_its_size() {
     });
 }
 
-/// A caller that holds more units than the plan counts on uses more memory than planned; dropping them frees all of the excess.
+/// A caller that holds more units than the plan counts on uses more memory than planned; dropping
+/// them frees all of the excess.
 #[test]
 fn what_waits_and_what_is_held_are_together_no_more_than_planned() {
     let _turn = alone();
     let unused = Unused::Zeros;
     let options = ModelOptions { prefetch: 1, unused, ..ModelOptions::on(mesh(1, 2)) };
     on_ranks(2, |world| {
-        let mut model = model(world, &uneven_units(), &options)?;
+        let mut model = springs::model_of(world, &uneven_units(), &options)?;
         let rank = model.rank();
         let planned = model.plan().memory().full;
         let live = move || memory::usage(rank, Category::Full).live;
@@ -338,7 +342,7 @@ fn nothing_is_left_of_steps_that_were_aborted() {
     let _turn = alone();
     let options = ModelOptions::on(mesh(2, 2));
     on_ranks(4, |world| {
-        let mut model = model(world, &uneven_units(), &options)?;
+        let mut model = springs::model_of(world, &uneven_units(), &options)?;
         let before = live(model.rank());
         for _ in 0..3 {
             let mut step = model.begin_step(StepOptions::microbatches(2))?;
@@ -387,7 +391,8 @@ fn no_rank_has_more_than_its_part_of_what_it_imports() {
     assert!((whole..whole + blocks).contains(&allocated[0].0), "{allocated:?}");
 }
 
-/// The copy that a background save makes is as large as planned, and the next save uses the same memory.
+/// The copy that a background save makes is as large as planned, and the next save uses the same
+/// memory.
 #[test]
 fn a_save_in_the_background_holds_one_copy_of_what_a_rank_writes() {
     let _turn = alone();
@@ -395,7 +400,7 @@ fn a_save_in_the_background_holds_one_copy_of_what_a_rank_writes() {
         let folder = tempfile::tempdir().expect("a folder");
         let options = ModelOptions::on(mesh(replicate, shard));
         on_ranks(options.mesh.world_size(), |world| {
-            let mut model = model(world, &with_kept_units(), &options)?;
+            let mut model = springs::model_of(world, &with_kept_units(), &options)?;
             let mut adamw = AdamW::new(&model, AdamWOptions::default());
             let rank = model.rank();
             let with = CheckpointOptions::default();
@@ -421,7 +426,7 @@ fn twenty_steps_hold_no_more_than_three() {
     for accumulation in Accumulation::ALL {
         let options = ModelOptions { accumulation, ..ModelOptions::on(mesh(2, 2)) };
         let grown = on_ranks(4, |world| {
-            let mut model = model(world, &uneven_units(), &options)?;
+            let mut model = springs::model_of(world, &uneven_units(), &options)?;
             let mut adamw = AdamW::new(&model, AdamWOptions::default());
             let mut held = Vec::new();
             for _ in 0..20 {
@@ -446,7 +451,7 @@ struct Compared {
 
 impl Compared {
     /// Measures two steps on every rank, in every category.
-    fn add(&mut self, (name, spec, options): (&str, &ModelSpec, &ModelOptions)) {
+    fn add(&mut self, name: &str, spec: &ModelSpec, options: &ModelOptions) {
         let _turn = alone();
         for (rank, (measured, planned)) in peaks(spec, options).into_iter().enumerate() {
             for (category, measured) in Category::COUNTED.into_iter().zip(measured) {
@@ -474,7 +479,7 @@ impl Compared {
 fn peaks(spec: &ModelSpec, options: &ModelOptions) -> Vec<(Vec<ByteCount>, MemoryPlan)> {
     memory::reset_peaks();
     on_ranks(options.mesh.world_size(), |world| {
-        let mut model = model(world, spec, options)?;
+        let mut model = springs::model_of(world, spec, options)?;
         train(&mut model, 2)?;
         let plan = model.plan();
         let rank = model.rank();
@@ -501,12 +506,8 @@ fn train_with(
     adamw.step(model, gradients).map(drop)
 }
 
-fn model(world: World, spec: &ModelSpec, options: &ModelOptions) -> Result<ShardedModel, Error> {
-    ShardedModel::new(world, spec.clone(), options.clone(), springs::initial)
-}
-
-/// Five units of sizes that go up and down, so that the peak is not where a wrong formula would have it. Some are large
-/// enough for worker threads to take part.
+/// Five units of sizes that go up and down, so that the peak is not where a wrong formula would
+/// have it. Some are large enough for worker threads to take part.
 fn uneven_units() -> ModelSpec {
     let shapes = [[96, 400], [11, 3], [64, 64], [128, 500], [7, 100]];
     let units = shapes

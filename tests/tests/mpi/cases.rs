@@ -25,17 +25,18 @@ fn cases() -> Result<Vec<PathBuf>, String> {
 }
 
 fn all_pass_on_8_processes() -> Result<(), String> {
-    on_processes((8, 0), |command| command).map(drop)
+    on_processes(8, 0, |command| command).map(drop)
 }
 
 fn on_fewer(processes: usize, skipped: usize) -> Result<(), String> {
-    let out = on_processes((processes, skipped), |command| command)?;
+    let out = on_processes(processes, skipped, |command| command)?;
     has(&out, &["skip  block-2x4-f16", &format!("8 ranks: there are {processes} processes")])
 }
 
 /// Runs all cases on so many processes, of which so many are skipped; what was written.
 pub(crate) fn on_processes(
-    (processes, skipped): (usize, usize),
+    processes: usize,
+    skipped: usize,
     adapted: impl FnOnce(Command) -> Command,
 ) -> Result<String, String> {
     let mut command = mpirun();

@@ -1,4 +1,5 @@
-//! Models that lie on devices, whose ranks are processes: NCCL carries them. On the emulated driver:
+//! Models that lie on devices, whose ranks are processes: NCCL carries them. On the emulated
+//! driver:
 //!
 //! ```text
 //! cargo build -p hsdp-cli -p hsdp-models --features hsdp-models/mpi,hsdp-models/nccl --bin hsdp --example train_gpt
@@ -55,7 +56,7 @@ fn on_devices(mut command: Command, meeting: &Path) -> Command {
 
 fn all_cases_pass() -> Result<(), String> {
     let meeting = folder()?;
-    cases::on_processes((8, 37), |command| on_devices(command, meeting.path())).map(drop)
+    cases::on_processes(8, 37, |command| on_devices(command, meeting.path())).map(drop)
 }
 
 fn trains_like_threads(arguments: &[&str]) -> Result<(), String> {

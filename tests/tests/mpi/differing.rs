@@ -1,4 +1,5 @@
-//! Calls of NCCL that differ between processes: by each kind of mismatch, the calls of all ranks are told, and no rank commits the step.
+//! Calls of NCCL that differ between processes: by each kind of mismatch, the calls of all ranks
+//! are told, and no rank commits the step.
 
 use std::time::{Duration, Instant};
 

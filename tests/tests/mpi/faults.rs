@@ -1,4 +1,5 @@
-//! What goes wrong between processes, by the rows of the fault table: all processes end in time, not well, and say whose doing it is.
+//! What goes wrong between processes, by the rows of the fault table: all processes end in time,
+//! not well, and say whose doing it is.
 
 use std::fs;
 use std::ops::RangeInclusive;
@@ -184,7 +185,8 @@ fn asked_for() -> Result<(), String> {
     // One rank is told; all make the same step their last, and save.
     kill(processes[1], Signal::SIGTERM).map_err(|error| error.to_string())?;
     let ended = job.end()?;
-    // Rank 0 says it, after it has written its files. The others end quietly, so that mpirun does not kill it before.
+    // Rank 0 says it, after it has written its files. The others end quietly, so that mpirun does
+    // not kill it before.
     has(&ended.err, &["train_gpt: stopped by a signal to another rank after step "])?;
     if ended.code != Some(128 + Signal::SIGTERM as i32) || ended.err.contains("by signal 15") {
         return Err(format!("exit code {:?}: {}", ended.code, ended.err));
@@ -202,11 +204,11 @@ fn asked_for() -> Result<(), String> {
     if saved { Ok(()) } else { Err("no checkpoint was saved".to_owned()) }
 }
 
-fn two_kinds(first: &Path, second: (&Path, &[&str])) -> Command {
+fn two_kinds(first: &Path, second: &Path, options: &[&str]) -> Command {
     let mut command = mpirun();
     let two_steps = ["--comm", "mpi", "--mesh", "1x2", "--steps", "2"];
     command.args(["-n", "1"]).arg(first).args(two_steps).args(ON_TEXT);
-    command.args([":", "-n", "1"]).arg(second.0).args(two_steps).args(ON_TEXT).args(second.1);
+    command.args([":", "-n", "1"]).arg(second).args(two_steps).args(ON_TEXT).args(options);
     command
 }
 
@@ -217,13 +219,13 @@ fn another_program() -> Result<(), String> {
     bytes.extend([0; 16]);
     fs::copy(train_gpt(), &other).map_err(|error| error.to_string())?;
     fs::write(&other, bytes).map_err(|error| error.to_string())?;
-    let ended = run(two_kinds(&train_gpt(), (&other, &[])))?;
+    let ended = run(two_kinds(&train_gpt(), &other, &[]))?;
     badly(&ended)?;
     has(&ended.err, &["ranks 0 and 1 differ in their program (its hash)"])
 }
 
 fn another_seed() -> Result<(), String> {
-    let ended = run(two_kinds(&train_gpt(), (&train_gpt(), &["--seed", "2"])))?;
+    let ended = run(two_kinds(&train_gpt(), &train_gpt(), &["--seed", "2"]))?;
     badly(&ended)?;
     has(&ended.err, &["ranks 0 and 1 differ in their options", "seed: 1", "seed: 2"])
 }

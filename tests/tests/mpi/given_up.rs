@@ -1,4 +1,5 @@
-//! Steps that ranks give up while NCCL carries their operations between processes: each process runs [`as_process`].
+//! Steps that ranks give up while NCCL carries their operations between processes: each process
+//! runs [`as_process`].
 
 use std::env;
 use std::ops::Range;
@@ -67,7 +68,8 @@ pub(crate) fn passes(scenario: &str) -> Result<(), String> {
     }
 }
 
-/// These ranks say that they have what they expect. MPI does not like that the world ends early: the exit code does not count.
+/// These ranks say that they have what they expect. MPI does not like that the world ends early:
+/// the exit code does not count.
 pub(crate) fn say(scenario: &str, ranks: Range<usize>) -> Result<Ended, String> {
     let ended = process(scenario, folder()?.path())?;
     let said: Vec<_> = ranks.map(|rank| format!("rank {rank}: it is as expected")).collect();
@@ -75,7 +77,8 @@ pub(crate) fn say(scenario: &str, ranks: Range<usize>) -> Result<Ended, String> 
     Ok(ended)
 }
 
-/// Says so, and stays until the others have said it, whose worlds may take two seconds to end: MPI ends them with this process.
+/// Says so, and stays until the others have said it, whose worlds may take two seconds to end: MPI
+/// ends them with this process.
 pub(crate) fn is_as_expected(rank: Rank) {
     tell(&format!("rank {rank}"), "it is as expected");
     pause(Duration::from_secs(3));
@@ -379,7 +382,8 @@ impl Process {
         }
     }
 
-    /// Rank 3 gives up its step after so many operations, and leaves: ranks that need it are told so.
+    /// Rank 3 gives up its step after so many operations, and leaves: ranks that need it are told
+    /// so.
     fn leaves(self, operations: usize) -> Outcome<()> {
         let began = Instant::now();
         self.step(operations, Reads::AtTheEnd)?;
@@ -431,7 +435,8 @@ impl Process {
         Ok(())
     }
 
-    /// Two ranks connect a group at once, for which the others are late: they wait for their calls to be drained.
+    /// Two ranks connect a group at once, for which the others are late: they wait for their calls
+    /// to be drained.
     fn connects_groups(&self) -> Outcome<()> {
         let began = Instant::now();
         self.step(OPERATIONS, Reads::AtTheEnd)?;

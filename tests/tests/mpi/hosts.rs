@@ -1,5 +1,5 @@
-//! Four machines, made of network namespaces with addresses of their own, and training across them over TCP. This needs root, iproute2,
-//! and, for a line that loses packets, a kernel with netem.
+//! Four machines, made of network namespaces with addresses of their own, and training across them
+//! over TCP. This needs root, iproute2, and, for a line that loses packets, a kernel with netem.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -101,8 +101,9 @@ impl Hosts {
         format!("hsdp{}v{host}", self.mark)
     }
 
-    /// The folder of a host's temporary files, as machines have one each. In a common one, a daemon of Open MPI 4.1.4 fails at times while others
-    /// start there, and mpirun waits for it: 13 of 200 starts, and none of 600 with a folder each.
+    /// The folder of a host's temporary files, as machines have one each. In a common one, a daemon
+    /// of Open MPI 4.1.4 fails at times while others start there, and mpirun waits for it: 13 of
+    /// 200 starts, and none of 600 with a folder each.
     fn files(&self, host: u8) -> PathBuf {
         self.folder.path().join(host.to_string())
     }
@@ -208,7 +209,8 @@ fn cut() -> Result<(), String> {
     let out = hosts.out();
     job.until(|| (steps(&out) >= 3).then_some(()))?;
     ip(&["link", "set", &hosts.line(3), "down"])?;
-    // Each side ends by its deadline, with a record, unless mpirun is faster; and that hears of the far one when the line is there again.
+    // Each side ends by its deadline, with a record, unless mpirun is faster; and that hears of the
+    // far one when the line is there again.
     job.until(|| (records(&out) > 0).then_some(()))?;
     ip(&["link", "set", &hosts.line(3), "up"])?;
     let ended = job.end()?;

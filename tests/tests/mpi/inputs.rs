@@ -1,5 +1,5 @@
-//! Jobs whose processes have other inputs, and a folder that is in use or broken: all processes end in time, and one line names the
-//! rank and the problem.
+//! Jobs whose processes have other inputs, and a folder that is in use or broken: all processes end
+//! in time, and one line names the rank and the problem.
 
 use std::fs;
 use std::path::Path;

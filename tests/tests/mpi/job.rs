@@ -71,16 +71,18 @@ pub(crate) fn hsdp_launch(processes: &str) -> Command {
     command
 }
 
-/// The example that trains, built with `cargo build -p hsdp-models --features mpi --example train_gpt`.
+/// The example that trains, built with `cargo build -p hsdp-models --features mpi --example
+/// train_gpt`.
 pub(crate) fn train_gpt() -> PathBuf {
     built("examples/train_gpt")
 }
 
-/// A text that does not change. The default text of `train_gpt` is the project's pages, which may be edited while ranks read them.
+/// A text that does not change. The default text of `train_gpt` is the project's pages, which may
+/// be edited while ranks read them.
 pub(crate) const TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/mpi/text.txt");
 
-/// The options of `train_gpt` for that text, and for short sequences: its messages are those of long ones, with an eighth of the
-/// arithmetic.
+/// The options of `train_gpt` for that text, and for short sequences: its messages are those of
+/// long ones, with an eighth of the arithmetic.
 pub(crate) const ON_TEXT: [&str; 6] = ["--data", TEXT, "--batch", "1", "--context", "32"];
 
 /// A program beside those of these tests.
@@ -96,7 +98,8 @@ impl Job {
         Ok(Self { mpirun, started: Instant::now() })
     }
 
-    /// The processes that mpirun has started, in the order of their numbers, when there are `count`.
+    /// The processes that mpirun has started, in the order of their numbers, when there are
+    /// `count`.
     pub(crate) fn processes(&self, count: usize) -> Result<Vec<Pid>, String> {
         self.until(|| {
             let started = started(self.mpirun.id());
@@ -104,8 +107,8 @@ impl Job {
         })
     }
 
-    /// Whether none of its processes runs any more. One that has ended is there until mpirun has looked after it, which sleeps for
-    /// seconds where one has been killed.
+    /// Whether none of its processes runs any more. One that has ended is there until mpirun has
+    /// looked after it, which sleeps for seconds where one has been killed.
     pub(crate) fn has_ended(&self) -> bool {
         !started(self.mpirun.id()).into_iter().any(runs)
     }
@@ -178,7 +181,8 @@ pub(crate) fn has(text: &str, parts: &[&str]) -> Result<(), String> {
     }
 }
 
-/// The processes of a job, in the order of their numbers: what starts them starts one more program between, or none.
+/// The processes of a job, in the order of their numbers: what starts them starts one more program
+/// between, or none.
 fn started(by: u32) -> Vec<Pid> {
     let ends = |child: Pid| {
         let below = started(child.as_raw().unsigned_abs());

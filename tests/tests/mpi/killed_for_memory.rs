@@ -1,4 +1,5 @@
-//! Row 46: a process that the kernel kills to have its memory back, or gives none. To its peers it is as if it had been killed by hand.
+//! Row 46: a process that the kernel kills to have its memory back, or gives none. To its peers it
+//! is as if it had been killed by hand.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! Ranks as processes under MPI: the conformance cases, training beside threads, and what goes wrong between processes.
+//! Ranks as processes under MPI: the conformance cases, training beside threads, and what goes
+//! wrong between processes.
 //!
 //! ```text
 //! cargo build -p hsdp-cli

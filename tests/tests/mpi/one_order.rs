@@ -1,4 +1,5 @@
-//! Models on devices whose ranks are processes, and whose gradients are absent or late on some ranks: all ranks issue in one order.
+//! Models on devices whose ranks are processes, and whose gradients are absent or late on some
+//! ranks: all ranks issue in one order.
 
 use hsdp::mpi::Job;
 use hsdp::{
@@ -55,7 +56,8 @@ pub(crate) fn model(world: World, prefetch: usize, unused: Unused) -> Result<Sha
     ShardedModel::new(world, three_units(), options, |param| vec![0.0; param.numel()])
 }
 
-/// A step in which a rank gives gradients of ones to the units that it `has` in a microbatch, the last unit first.
+/// A step in which a rank gives gradients of ones to the units that it `has` in a microbatch, the
+/// last unit first.
 pub(crate) fn step(
     model: &mut ShardedModel,
     has: impl Fn(usize, usize) -> bool,
@@ -112,7 +114,8 @@ fn absent(model: &mut ShardedModel, rank: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// Rank 0 has the last unit's gradients when all units were unsharded. Where parameters may be unused, the other ranks have theirs in time.
+/// Rank 0 has the last unit's gradients when all units were unsharded. Where parameters may be
+/// unused, the other ranks have theirs in time.
 fn late(model: &mut ShardedModel, rank: usize) -> Result<(), String> {
     let unused = model.options().unused;
     let late: Result<Gradients, Error> = (|| {

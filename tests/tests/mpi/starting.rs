@@ -23,7 +23,8 @@ pub(crate) const TRIALS: &[Named] = &[
 /// Set in the environment of processes that run [`as_process`], and not the tests.
 pub(crate) const PROCESS: &str = "HSDP_TESTS_PROCESS";
 
-/// Two processes join a job, and only the first makes a world: it says how long it took to leave the job, and fails.
+/// Two processes join a job, and only the first makes a world: it says how long it took to leave
+/// the job, and fails.
 pub(crate) fn as_process() -> Result<(), String> {
     let job = Job::join(Duration::from_secs(60)).map_err(|error| error.to_string())?;
     if job.rank().index() > 0 {
@@ -98,10 +99,10 @@ fn refused_at_once(command: Command) -> Result<(), String> {
     let ended = run(command)?;
     let both = ["ranks 0 and 3 differ in their size of the world: 4 (process ", ", 6 (process "];
     has(&ended.err, &both)?;
-    with_code_2_by((ended, started), Duration::from_secs(60))
+    with_code_2_by(ended, started, Duration::from_secs(60))
 }
 
-fn with_code_2_by((ended, started): (Ended, Instant), latest: Duration) -> Result<(), String> {
+fn with_code_2_by(ended: Ended, started: Instant, latest: Duration) -> Result<(), String> {
     let took = ended.at - started;
     match ended.code {
         Some(2) if took < latest => Ok(()),
@@ -130,7 +131,7 @@ fn bad_faults() -> Result<(), String> {
             if said.is_empty() || !said.iter().all(|line| line.contains(problem)) {
                 return Err(format!("{fault}: {}", ended.err));
             }
-            with_code_2_by((ended, started), Duration::from_secs(60))?;
+            with_code_2_by(ended, started, Duration::from_secs(60))?;
         }
     }
     Ok(())

@@ -1,4 +1,5 @@
-//! Gathers: on demand they add up with the computation, ahead of time they hide behind it, or it behind them.
+//! Gathers: on demand they add up with the computation, ahead of time they hide behind it, or it
+//! behind them.
 
 use hsdp::{Channel, ModelOptions, StepOptions};
 use hsdp_tests::support::worlds::mesh;
@@ -42,8 +43,8 @@ fn two_units_ahead_gain_nothing_where_all_are_alike() {
     expect_ticks(&gathering(2, 2, 1), 2 * PASSES + 1, UNITS / 2);
 }
 
-/// The forward computes twice as long as a gather takes, the backward not at all. The units gathered ahead at the end of the forward are
-/// there when the backward begins: one unit, or four.
+/// The forward computes twice as long as a gather takes, the backward not at all. The units
+/// gathered ahead at the end of the forward are there when the backward begins: one unit, or four.
 #[test]
 fn what_is_further_ahead_gains_where_units_differ() {
     for ahead in [1, 4] {

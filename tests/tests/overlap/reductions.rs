@@ -1,5 +1,5 @@
-//! Reductions: no rank waits for a reduce-scatter before the next microbatch adds to the same partial, nor for an all-reduce
-//! before the step ends.
+//! Reductions: no rank waits for a reduce-scatter before the next microbatch adds to the same
+//! partial, nor for an all-reduce before the step ends.
 
 use hsdp::{Accumulation, Channel, ModelOptions, StepOptions};
 use hsdp_tests::support::worlds::mesh;
@@ -43,14 +43,16 @@ fn all_reduces_hide_behind_the_last_backward_if_it_is_known_to_be_the_last() {
     const MICROBATCHES: u32 = 2;
     let timed = reducing(MICROBATCHES, &[(Channel::AllReduce, 1)]);
     let backwards = MICROBATCHES * UNITS;
-    // A unit's all-reduce is issued with the next unit's reduction; those of the last two are left at the end.
+    // A unit's all-reduce is issued with the next unit's reduction; those of the last two are left
+    // at the end.
     expect_ticks(&timed, backwards + 1, UNITS / 2);
     // Without a known number of microbatches all of them come at the end: the sum.
     let unknown = Timed { begin: StepOptions::as_many_as_come(), ..timed };
     expect_ticks(&unknown, backwards + UNITS, UNITS / 2);
 }
 
-/// The all-reduces of every microbatch are waited for when it ends: half of its time. The deferred ones cost a unit.
+/// The all-reduces of every microbatch are waited for when it ends: half of its time. The deferred
+/// ones cost a unit.
 #[test]
 fn reducing_over_both_axes_every_microbatch_adds_all_reduces_to_each_of_them() {
     const MICROBATCHES: u32 = 3;

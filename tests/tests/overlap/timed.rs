@@ -1,4 +1,5 @@
-//! A model whose computation is a sleep, on channels that are slow, and how long a step of it takes.
+//! A model whose computation is a sleep, on channels that are slow, and how long a step of it
+//! takes.
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! Conformance cases: those in `tests/cases`, which `FORMAT.md` there describes, cases made at random, and the runner as a program.
+//! Conformance cases: those in `tests/cases`, which `FORMAT.md` there describes, cases made at
+//! random, and the runner as a program.
 
 mod bounds;
 mod cases;

@@ -1,4 +1,5 @@
-//! Exponential moving averages of parameters: against their formula in f64, on meshes, beside evaluations and in checkpoints.
+//! Exponential moving averages of parameters: against their formula in f64, on meshes, beside
+//! evaluations and in checkpoints.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -86,8 +87,9 @@ fn trace(sizes: [usize; 2]) -> Vec<[Tensors; 2]> {
     }))
 }
 
-/// The formula of `get_ema_multi_avg_fn` in PyTorch 2.9, `torch/optim/swa_utils.py`, in f64. A step rounds the factor, the difference, the
-/// product and the sum: each by at most 2^-24 of a value below 3.
+/// The formula of `get_ema_multi_avg_fn` in PyTorch 2.9, `torch/optim/swa_utils.py`, in f64. A step
+/// rounds the factor, the difference, the product and the sum: each by at most 2^-24 of a value
+/// below 3.
 #[test]
 fn the_average_follows_its_formula_with_the_same_bits_on_every_mesh() {
     let _turn = beside_others();
@@ -326,7 +328,8 @@ fn an_average_takes_four_bytes_for_each_element_of_the_trained_shard() {
     });
 }
 
-/// The bytes of state of each rank, as planned, and as measured after two steps: the peak, and what is left.
+/// The bytes of state of each rank, as planned, and as measured after two steps: the peak, and what
+/// is left.
 fn state(sizes: [usize; 2], averages: usize) -> Vec<[ByteCount; 3]> {
     memory::reset_peaks();
     on_ranks(sizes[0] * sizes[1], |world| {
@@ -361,7 +364,8 @@ fn the_plan_says_how_much_state_and_averages_take() {
     }
 }
 
-/// Loads the newest checkpoint of a folder, if there is one, trains to a step, and saves in the background.
+/// Loads the newest checkpoint of a folder, if there is one, trains to a step, and saves in the
+/// background.
 fn go(folder: &Path, sizes: [usize; 2], until: usize) -> Tensors {
     common(on_ranks(sizes[0] * sizes[1], |world| {
         let mut model = model(world, sizes)?;

@@ -68,7 +68,7 @@ fn adafactor_of(param: &Param, step: i32, values: &mut [f64], gradient: &[f64], 
     let alpha = relative * mean_square(values).sqrt().max(eps2);
     values.iter_mut().for_each(|p| *p *= 1.0 - options.learning_rate * options.weight_decay);
     let variance = match &param.shape[..] {
-        [.., rows, columns] => factored((*rows, *columns), weight, gradient, (state, eps1)),
+        [.., rows, columns] => factored(*rows, *columns, weight, gradient, state, eps1),
         _ => {
             state.first.resize(values.len(), 0.0);
             let moments = state.first.iter_mut().zip(gradient);
@@ -82,12 +82,15 @@ fn adafactor_of(param: &Param, step: i32, values: &mut [f64], gradient: &[f64], 
     values.iter_mut().zip(update).for_each(|(p, u)| *p -= alpha / scale * u);
 }
 
-/// The variances of all elements, after the moments of rows (first) and columns (second) have moved.
+/// The variances of all elements, after the moments of rows (first) and columns (second) have
+/// moved.
 fn factored(
-    (rows, columns): (usize, usize),
+    rows: usize,
+    columns: usize,
     weight: f64,
     gradient: &[f64],
-    (state, eps1): (&mut State, f64),
+    state: &mut State,
+    eps1: f64,
 ) -> Vec<f64> {
     let count = gradient.len() / (rows * columns);
     state.first.resize(count * rows, 0.0);
@@ -130,7 +133,7 @@ fn muon_of(param: &Param, step: i32, values: &mut [f64], gradient: &[f64], state
         momentum.iter_mut().zip(gradient).for_each(|(m, g)| *m += take * (g - *m));
         let direction = gradient.iter().zip(&*momentum);
         let direction = direction.map(|(g, m)| g + options.momentum * (m - g)).collect();
-        let update = orthogonalized(direction, (view.rows, view.columns));
+        let update = orthogonalized(direction, view.rows, view.columns);
         let rate = options.learning_rate * (view.rows as f64 / view.columns as f64).max(1.0).sqrt();
         for (p, u) in values.iter_mut().zip(update) {
             *p = *p * (1.0 - options.learning_rate * options.weight_decay) - rate * u;
@@ -138,7 +141,7 @@ fn muon_of(param: &Param, step: i32, values: &mut [f64], gradient: &[f64], state
     }
 }
 
-fn product(a: &[f64], b: &[f64], (rows, inner, columns): (usize, usize, usize)) -> Vec<f64> {
+fn product(a: &[f64], b: &[f64], [rows, inner, columns]: [usize; 3]) -> Vec<f64> {
     let mut product = vec![0.0; rows * columns];
     for row in 0..rows {
         for at in 0..inner {
@@ -150,24 +153,24 @@ fn product(a: &[f64], b: &[f64], (rows, inner, columns): (usize, usize, usize)) 
     product
 }
 
-fn transposed(a: &[f64], (rows, columns): (usize, usize)) -> Vec<f64> {
+fn transposed(a: &[f64], rows: usize, columns: usize) -> Vec<f64> {
     let element = |at: usize| a[at % rows * columns + at / rows];
     (0..rows * columns).map(element).collect()
 }
 
 /// Five Newton-Schulz iterations.
-fn orthogonalized(matrix: Vec<f64>, (rows, columns): (usize, usize)) -> Vec<f64> {
+fn orthogonalized(matrix: Vec<f64>, rows: usize, columns: usize) -> Vec<f64> {
     if rows > columns {
-        let wide = orthogonalized(transposed(&matrix, (rows, columns)), (columns, rows));
-        return transposed(&wide, (columns, rows));
+        let wide = orthogonalized(transposed(&matrix, rows, columns), columns, rows);
+        return transposed(&wide, columns, rows);
     }
     let norm = matrix.iter().map(|it| it * it).sum::<f64>().sqrt().max(1e-7);
     let mut x: Vec<f64> = matrix.into_iter().map(|it| it / norm).collect();
     for _ in 0..5 {
-        let gram = product(&x, &transposed(&x, (rows, columns)), (rows, columns, rows));
-        let square = product(&gram, &gram, (rows, rows, rows));
+        let gram = product(&x, &transposed(&x, rows, columns), [rows, columns, rows]);
+        let square = product(&gram, &gram, [rows, rows, rows]);
         let b: Vec<f64> = gram.iter().zip(square).map(|(a, s)| -4.775 * a + 2.0315 * s).collect();
-        let bx = product(&b, &x, (rows, rows, columns));
+        let bx = product(&b, &x, [rows, rows, columns]);
         x.iter_mut().zip(bx).for_each(|(x, bx)| *x = 3.4445 * *x + bx);
     }
     x
@@ -194,10 +197,12 @@ fn formula(recipe: Recipe) -> (Formula, f64) {
         Recipe::AdamW => (adamw, 2e-6),
         Recipe::Lion => (lion, 2e-6),
         Recipe::Adafactor => (adafactor_of, 2e-6),
-        // Newton-Schulz in f32 makes errors of singular values larger, by up to 3.4 in an iteration.
+        // Newton-Schulz in f32 makes errors of singular values larger, by up to 3.4 in an
+        // iteration.
         Recipe::Muon => (muon_of, 2e-5),
         Recipe::Mixed => (mixed, 2e-5),
-        // A moment is kept to about a hundredth: the update of a step of 0.01 is off by a part of that.
+        // A moment is kept to about a hundredth: the update of a step of 0.01 is off by a part of
+        // that.
         Recipe::AdamW8Bit => (adamw, 2e-3),
         Recipe::Shampoo => (shampoo, 2e-6),
     }

@@ -1,5 +1,5 @@
-//! Optimizers, alone and beside each other, and averages of parameters, on meshes: against their formulas in f64, the
-//! plan, and a run on one rank.
+//! Optimizers, alone and beside each other, and averages of parameters, on meshes: against their
+//! formulas in f64, the plan, and a run on one rank.
 
 mod ema;
 mod formulas;

@@ -13,8 +13,8 @@ fn the_bits_do_not_depend_on_the_mesh() {
     }
 }
 
-/// Sums of tenths are rounded in another order on each mesh. AdamW, which updates the vectors, makes steps of full length of a sum that is 0
-/// but for rounding; Muon does not.
+/// Sums of tenths are rounded in another order on each mesh. AdamW, which updates the vectors,
+/// makes steps of full length of a sum that is 0 but for rounding; Muon does not.
 #[test]
 fn sums_that_are_not_exact_change_the_last_bits_alone() {
     let _turn = crate::beside_others();

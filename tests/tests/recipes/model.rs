@@ -1,4 +1,5 @@
-//! A model with matrices, stacks of matrices and vectors, whose gradients are whole numbers that a test knows, and its optimizers.
+//! A model with matrices, stacks of matrices and vectors, whose gradients are whole numbers that a
+//! test knows, and its optimizers.
 
 use std::collections::BTreeMap;
 
@@ -52,8 +53,8 @@ pub(crate) enum Recipe {
     Muon,
     /// An optimizer of a user's own for whole parameters.
     Shampoo,
-    /// Three that exchange data: Muon for the matrices of the first unit, Adafactor for those of the second, and an update of whole
-    /// parameters for vectors, one of which has no state.
+    /// Three that exchange data: Muon for the matrices of the first unit, Adafactor for those of
+    /// the second, and an update of whole parameters for vectors, one of which has no state.
     Mixed,
 }
 
@@ -182,7 +183,8 @@ impl Steps for WholeParameters {
 
 /// Makes the model and the optimizers of a recipe on this rank, and acts with them.
 pub(crate) fn with<T>(
-    (world, sizes): (World, [usize; 2]),
+    world: World,
+    sizes: [usize; 2],
     recipe: Recipe,
     act: impl Act<T>,
 ) -> Result<T, Error> {
@@ -226,8 +228,9 @@ pub(crate) fn with<T>(
     }
 }
 
-/// The gradient of an element: a whole number, so that sums are exact, and no pattern that a matrix product would cancel.
-fn slope(param: &Param, (index, step, microbatch): (usize, usize, usize)) -> f32 {
+/// The gradient of an element: a whole number, so that sums are exact, and no pattern that a matrix
+/// product would cancel.
+fn slope(param: &Param, index: usize, step: usize, microbatch: usize) -> f32 {
     let seed = param.name.len() * 131 + index * 7919 + step * 104_729 + microbatch * 15_485_863;
     let mixed = (seed as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
     #[expect(clippy::cast_precision_loss, reason = "a small number")]
@@ -249,7 +252,7 @@ impl Handmade for Numbers {
     }
 
     fn derivative(&self, param: &Param, values: Values<'_>) -> Option<Vec<f32>> {
-        let of = |index| self.unit * slope(param, (index, self.step, self.microbatch));
+        let of = |index| self.unit * slope(param, index, self.step, self.microbatch);
         Some((0..values.len()).map(of).collect())
     }
 }
@@ -310,7 +313,7 @@ pub(crate) fn run(recipe: Recipe, sizes: [usize; 2]) -> Vec<Trace> {
 /// A run whose gradients are whole numbers, times `unit`.
 pub(crate) fn run_in(unit: f32, recipe: Recipe, sizes: [usize; 2]) -> Vec<Trace> {
     let ranks = mesh(sizes[0], sizes[1]).world_size();
-    common(on_ranks(ranks, |world| with((world, sizes), recipe, Train(unit))))
+    common(on_ranks(ranks, |world| with(world, sizes, recipe, Train(unit))))
 }
 
 /// The parameters before the first step.

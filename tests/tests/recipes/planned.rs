@@ -8,7 +8,8 @@ use hsdp_tests::support::worlds::{mesh, on_ranks};
 
 use crate::model::{Act, MESHES, Recipe, Steps, gradients, spec, with};
 
-/// Bytes of state, the most of an exchange, and the calls and bytes from other ranks of an update: all-to-alls and all-reduces.
+/// Bytes of state, the most of an exchange, and the calls and bytes from other ranks of an update:
+/// all-to-alls and all-reduces.
 type Numbers = (ByteCount, ByteCount, [Flow; 2]);
 
 struct Measure;
@@ -45,7 +46,7 @@ fn state_and_exchange_are_as_planned() {
         for sizes in MESHES {
             memory::reset_peaks();
             let ranks = mesh(sizes[0], sizes[1]).world_size();
-            let all = on_ranks(ranks, |world| with((world, sizes), recipe, Measure));
+            let all = on_ranks(ranks, |world| with(world, sizes, recipe, Measure));
             for (rank, [mut measured, planned]) in all.into_iter().enumerate() {
                 let what = format!("{recipe:?} on {sizes:?}, rank {rank}");
                 if recipe == Recipe::Mixed {
@@ -70,7 +71,8 @@ fn muon_exchanges_matrices() {
     assert!(plan.memory().update.get() >= 4 * 40 * 24);
 }
 
-/// The same of Adafactor: a value of each row, each column and each parameter, and then of each parameter.
+/// The same of Adafactor: a value of each row, each column and each parameter, and then of each
+/// parameter.
 #[test]
 fn adafactor_adds_up_sums() {
     let plan = Plan::new(spec(Recipe::Adafactor), mesh(1, 4), PlanOptions::default());

@@ -107,7 +107,8 @@ fn an_optimizer_of_another_model_is_refused() {
     }
 }
 
-/// The results of four ranks, of which rank 1 has options that are refused, and of their next step by other options.
+/// The results of four ranks, of which rank 1 has options that are refused, and of their next step
+/// by other options.
 fn with_one_refused(sizes: [usize; 2]) -> Vec<[Result<hsdp::Update, Error>; 2]> {
     on_ranks(4, |world| {
         let options = ModelOptions::on(mesh(sizes[0], sizes[1]));

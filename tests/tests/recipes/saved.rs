@@ -11,7 +11,8 @@ use serde_json::json;
 
 use crate::model::{Act, MESHES, Recipe, STEPS, Steps, Tensors, gradients, run, with};
 
-/// Loads the newest checkpoint of a folder, if there is one, trains to a step, and saves into another folder.
+/// Loads the newest checkpoint of a folder, if there is one, trains to a step, and saves into
+/// another folder.
 #[derive(Clone, Copy)]
 struct Go<'a> {
     from: &'a Path,
@@ -41,7 +42,7 @@ impl Act<Tensors> for Go<'_> {
 
 fn go(recipe: Recipe, sizes: [usize; 2], go: Go<'_>) -> Tensors {
     let ranks = mesh(sizes[0], sizes[1]).world_size();
-    common(on_ranks(ranks, |world| with((world, sizes), recipe, go)))
+    common(on_ranks(ranks, |world| with(world, sizes, recipe, go)))
 }
 
 /// All tensors of the newest checkpoint.
@@ -58,8 +59,8 @@ fn tensors(folder: &Path) -> BTreeMap<String, Vec<u32>> {
     tensors.keys().map(read).collect()
 }
 
-/// The state after two steps is the same on each mesh; loaded on another mesh and saved there, it has the same bits; and a run that goes on
-/// from it ends as one that was not interrupted.
+/// The state after two steps is the same on each mesh; loaded on another mesh and saved there, it
+/// has the same bits; and a run that goes on from it ends as one that was not interrupted.
 #[test]
 fn what_is_saved_on_one_mesh_is_loaded_on_another() {
     let _turn = crate::beside_others();

@@ -1,5 +1,6 @@
-//! An optimizer of a user's own for whole parameters: Shampoo (Gupta et al., arXiv 1802.09568) on the shorter side alone, whose
-//! preconditioner is the inverse root of the sum of G G^T. Vectors take steps down the gradient, and have no state.
+//! An optimizer of a user's own for whole parameters: Shampoo (Gupta et al., arXiv 1802.09568) on
+//! the shorter side alone, whose preconditioner is the inverse root of the sum of G G^T. Vectors
+//! take steps down the gradient, and have no state.
 
 use hsdp::{Param, Whole};
 use hsdp_sharding::Matrices;
@@ -9,8 +10,8 @@ const RATE: f64 = 0.01;
 /// Added to the diagonal.
 const EPS: f64 = 1.0;
 
-/// A parameter as one matrix G: its rows and columns, and the place of an element of G, or of its transpose if it has more rows than
-/// columns: there are no more rows than columns.
+/// A parameter as one matrix G: its rows and columns, and the place of an element of G, or of its
+/// transpose if it has more rows than columns: there are no more rows than columns.
 fn wide(matrices: Matrices) -> (usize, usize, impl Fn(usize, usize) -> usize + use<>) {
     let rows = matrices.count * matrices.rows;
     let columns = matrices.columns;
@@ -57,7 +58,8 @@ pub(crate) fn update(Whole { param, values, gradient, state }: Whole<'_>) {
     }
 }
 
-/// The inverse root of `state + EPS` by the coupled Newton iteration of Denman and Beavers, scaled into its region of convergence.
+/// The inverse root of `state + EPS` by the coupled Newton iteration of Denman and Beavers, scaled
+/// into its region of convergence.
 fn inverse_root(state: &[f32], size: usize) -> Vec<f64> {
     let mut matrix: Vec<f64> = state.iter().copied().map(f64::from).collect();
     (0..size).for_each(|at| matrix[at * size + at] += EPS);

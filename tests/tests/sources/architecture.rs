@@ -7,7 +7,8 @@ use cargo_metadata::{Metadata, MetadataCommand, Package};
 use hsdp_tests::support::modules::Modules;
 use hsdp_tests::support::sources::{self, Source};
 
-/// The crates, from the bottom up: each may depend on those before it, and on none beside or behind it.
+/// The crates, from the bottom up: each may depend on those before it, and on none beside or behind
+/// it.
 const LAYERS: [&[&str]; 10] = [
     &["hsdp-warnings"],
     &["hsdp-sharding", "hsdp-checkpoint", "nccl-sys"],
@@ -208,7 +209,8 @@ fn the_files_that_pages_name_are_there() {
     }
 }
 
-/// The items of the numbered list below a heading: the file that each links to, and the functions that it names.
+/// The items of the numbered list below a heading: the file that each links to, and the functions
+/// that it names.
 fn steps_below<'a>(page: &'a str, heading: &str) -> Vec<(&'a str, Vec<&'a str>)> {
     let section = page.split(heading).nth(1).unwrap_or("").split("\n## ").next().unwrap_or("");
     let step = |item: &'a str| {
@@ -219,7 +221,8 @@ fn steps_below<'a>(page: &'a str, heading: &str) -> Vec<(&'a str, Vec<&'a str>)>
     section.split(". [").skip(1).filter_map(step).collect()
 }
 
-/// Whether a file has a function: `name` by itself, or `Type::name` in a block that begins with `impl` and names the type.
+/// Whether a file has a function: `name` by itself, or `Type::name` in a block that begins with
+/// `impl` and names the type.
 fn has_function(code: &str, function: &str) -> bool {
     let (owner, name) = function.rsplit_once("::").unwrap_or(("", function));
     let mut block = "";
@@ -275,7 +278,8 @@ fn the_geometry_the_control_plane_and_the_recorder_have_no_unsafe_code() {
     }
 }
 
-/// A program depends on `hsdp` and an adapter alone: examples and pages show that they have all names that it needs.
+/// A program depends on `hsdp` and an adapter alone: examples and pages show that they have all
+/// names that it needs.
 #[test]
 fn examples_name_no_crate_below_hsdp() {
     let below = [
@@ -329,7 +333,8 @@ fn layer(name: &str) -> Option<usize> {
     LAYERS.iter().position(|layer| layer.contains(&name))
 }
 
-/// The dependencies between crates of the workspace, for building, testing or running, as pairs `(from, to)`.
+/// The dependencies between crates of the workspace, for building, testing or running, as pairs
+/// `(from, to)`.
 fn edges() -> impl Iterator<Item = (String, String)> {
     let members: Vec<String> =
         members(&workspace()).map(|member| member.name.to_string()).collect();

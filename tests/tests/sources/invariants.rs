@@ -1,7 +1,8 @@
-//! Every unsafe block cites an invariant, every invariant is defined, and every definition names a test that exists.
+//! Every unsafe block cites an invariant, every invariant is defined, and every definition names a
+//! test that exists.
 //!
-//! docs/invariants.md defines an invariant as ``- **K-1** statement. Test: `path::name`.``, over as many lines as it
-//! takes; several tests are separated by commas.
+//! docs/invariants.md defines an invariant as ``- **K-1** statement. Test: `path::name`.``, over as
+//! many lines as it takes; several tests are separated by commas.
 
 use std::collections::BTreeMap;
 
@@ -119,7 +120,8 @@ fn tests_in(statement: &str) -> Vec<String> {
     named.split('`').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
-/// Whether a file holds the test at `path`, such as `kernels/src/disjoint/tests.rs::threads_fill_one_vector`.
+/// Whether a file holds the test at `path`, such as
+/// `kernels/src/disjoint/tests.rs::threads_fill_one_vector`.
 fn holds(source: &Source, path: &str) -> bool {
     let (place, name) = path.rsplit_once("::").unwrap_or(("", path));
     let lies_there = place.split(['/', ':']).filter(|part| !part.is_empty()).all(|part| {

@@ -1,7 +1,7 @@
 //! Which public types may go to other threads, and be shared between them. Checked by the compiler.
 //!
-//! A row names the traits that a type has; it has none of the others. That a public type has a row is checked by a
-//! test, against the front pages of the crates.
+//! A row names the traits that a type has; it has none of the others. That a public type has a row
+//! is checked by a test, against the front pages of the crates.
 
 #[macro_use]
 mod probe;
@@ -61,7 +61,8 @@ table!(KERNELS {
     hsdp_kernels::AdamWStep: Send Sync Unpin,
     hsdp_kernels::DisjointBuffer: Send Sync Unpin,
     hsdp_kernels::DisjointVec<f32>: Send Sync Unpin,
-    // The parts that a shared vector hands out are exclusive: elements that may be sent need not be shareable,
+    // The parts that a shared vector hands out are exclusive: elements that may be sent need not be
+    // shareable,
     hsdp_kernels::DisjointVec<std::cell::Cell<u8>>: Send Sync Unpin,
     // and elements that may not be sent keep it on its thread.
     hsdp_kernels::DisjointVec<std::rc::Rc<u8>>: Unpin,
@@ -508,7 +509,8 @@ fn names(row: &str, export: &str) -> bool {
     plain.rsplit([':', ' ']).next() == Some(export)
 }
 
-/// The types and traits that a crate's front page exports of its own, and the types that it defines.
+/// The types and traits that a crate's front page exports of its own, and the types that it
+/// defines.
 fn exports(page: &str) -> Vec<String> {
     let statements = page.split(';').map(str::trim_start);
     let lines = statements.filter_map(|statement| statement.rsplit("\n\n").next());

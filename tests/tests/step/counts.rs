@@ -1,4 +1,5 @@
-//! Calls and bytes of every collective, measured where elements are copied, against the plan's formulas.
+//! Calls and bytes of every collective, measured where elements are copied, against the plan's
+//! formulas.
 
 use hsdp::{
     Accumulation, DType, Error, FullCopies, Mesh, ModelOptions, ModelSpec, Precision, Rank,
@@ -87,7 +88,7 @@ fn what_is_moved_is_what_was_planned_where_ranks_share_one_full_copy() {
 fn a_step_that_does_not_know_its_microbatches_moves_the_same() {
     let options = ModelOptions::on(mesh(2, 2));
     let unknown = StepOptions { microbatches: None, ..StepOptions::default() };
-    for measured in measure(&three_units(), &options, (unknown, 3)) {
+    for measured in measure(&three_units(), &options, unknown, 3) {
         assert_eq!(measured.moved, measured.planned);
     }
 }
@@ -95,7 +96,7 @@ fn a_step_that_does_not_know_its_microbatches_moves_the_same() {
 #[test]
 fn a_world_of_one_rank_costs_no_collective() {
     let options = ModelOptions::on(Mesh::SINGLE);
-    for measured in measure(&three_units(), &options, (StepOptions::microbatches(3), 3)) {
+    for measured in measure(&three_units(), &options, StepOptions::microbatches(3), 3) {
         assert_eq!(measured.moved, Traffic::default());
         assert_eq!(measured.control, Flow::NONE);
     }
@@ -104,20 +105,21 @@ fn a_world_of_one_rank_costs_no_collective() {
 #[test]
 fn a_step_after_the_first_costs_the_control_traffic_of_two_small_gathers() {
     let measured =
-        measure(&three_units(), &ModelOptions::on(mesh(2, 2)), (StepOptions::microbatches(2), 2));
+        measure(&three_units(), &ModelOptions::on(mesh(2, 2)), StepOptions::microbatches(2), 2);
     for measured in measured {
         assert_eq!(measured.control.calls, 2);
         assert!(measured.control.bytes <= ByteCount(3 * 152), "{}", measured.control.bytes);
     }
 }
 
-/// A rank of a world of 1,024 whose peers exist on paper only: the bytes that it would have moved are counted all the same.
+/// A rank of a world of 1,024 whose peers exist on paper only: the bytes that it would have moved
+/// are counted all the same.
 #[test]
 fn a_rank_of_1024_would_move_what_the_plan_says() {
     let options = ModelOptions::on(mesh(8, 128));
     for rank in [0, 513, 1023].map(Rank::new) {
         let world = World::counting(1024, rank).expect("a rank of the world");
-        let measured = step_on(world, &three_units(), &options, (StepOptions::microbatches(2), 2));
+        let measured = step_on(world, &three_units(), &options, StepOptions::microbatches(2), 2);
         let measured = measured.expect("nothing can fail where nothing is sent");
         assert_eq!(measured.moved, measured.planned, "rank {rank}");
         assert_eq!(measured.moved.all_gather.calls, 2 * 6);
@@ -132,7 +134,7 @@ struct Measured {
 }
 
 fn moved_as_planned(spec: &ModelSpec, options: &ModelOptions, microbatches: usize) {
-    let measured = measure(spec, options, (StepOptions::microbatches(microbatches), microbatches));
+    let measured = measure(spec, options, StepOptions::microbatches(microbatches), microbatches);
     for (rank, Measured { moved, planned, .. }) in measured.into_iter().enumerate() {
         let ModelOptions { mesh, accumulation, precision, .. } = options;
         let how = format!(
@@ -143,15 +145,21 @@ fn moved_as_planned(spec: &ModelSpec, options: &ModelOptions, microbatches: usiz
 }
 
 /// What every rank of the mesh moves in its second step, of so many microbatches.
-fn measure(spec: &ModelSpec, options: &ModelOptions, steps: (StepOptions, usize)) -> Vec<Measured> {
-    on_ranks(options.mesh.world_size(), |world| step_on(world, spec, options, steps))
+fn measure(
+    spec: &ModelSpec,
+    options: &ModelOptions,
+    step: StepOptions,
+    microbatches: usize,
+) -> Vec<Measured> {
+    on_ranks(options.mesh.world_size(), |world| step_on(world, spec, options, step, microbatches))
 }
 
 fn step_on(
     world: World,
     spec: &ModelSpec,
     options: &ModelOptions,
-    (step, microbatches): (StepOptions, usize),
+    step: StepOptions,
+    microbatches: usize,
 ) -> Result<Measured, Error> {
     let mut model = ShardedModel::new(world, spec.clone(), options.clone(), springs::initial)?;
     let mut sgd = hsdp::Sgd::new(&model, hsdp::SgdOptions::default());

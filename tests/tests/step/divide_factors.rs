@@ -1,5 +1,6 @@
-//! Averages and divide factors, as ranks on threads see them: each contribution is divided by the objective's
-//! divisor, once, whatever the mesh, the wire, the mode, and the microbatch that it comes in.
+//! Averages and divide factors, as ranks on threads see them: each contribution is divided by the
+//! objective's divisor, once, whatever the mesh, the wire, the mode, and the microbatch that it
+//! comes in.
 //!
 //! The runtime's own tests check the plan of divides; these check the gradients that arrive.
 
@@ -62,7 +63,8 @@ fn count(number: usize) -> f32 {
     f32::from(u16::try_from(number).expect("a small number"))
 }
 
-/// The number by which a contribution is divided in all, on a world of `ranks` with microbatches of weight 1.
+/// The number by which a contribution is divided in all, on a world of `ranks` with microbatches of
+/// weight 1.
 fn divisor(objective: Objective, ranks: usize, microbatches: usize) -> f32 {
     match objective {
         Objective::RankMean => count(ranks),
@@ -73,9 +75,9 @@ fn divisor(objective: Objective, ranks: usize, microbatches: usize) -> f32 {
     }
 }
 
-/// The ledger of divides, kept in the data: each rank in each microbatch has an element of its own, in which it
-/// contributes the divisor and the other ranks nothing. Each comes out as 1 if all the divides that were applied to
-/// that contribution multiply to the divisor.
+/// The ledger of divides, kept in the data: each rank in each microbatch has an element of its own,
+/// in which it contributes the divisor and the other ranks nothing. Each comes out as 1 if all the
+/// divides that were applied to that contribution multiply to the divisor.
 #[test]
 fn every_contribution_is_divided_by_the_divisor_exactly_once() {
     const MICROBATCHES: usize = 3;
@@ -108,7 +110,8 @@ fn every_contribution_is_divided_by_the_divisor_exactly_once() {
     }
 }
 
-/// The example of PyTorch's pull request 125484: 4 x 8 ranks, rank i has the gradient m i in microbatch m of two.
+/// The example of PyTorch's pull request 125484: 4 x 8 ranks, rank i has the gradient m i in
+/// microbatch m of two.
 #[test]
 fn the_golden_numbers_of_a_4x8_mesh() {
     for wire in WIRES {
@@ -122,8 +125,9 @@ fn the_golden_numbers_of_a_4x8_mesh() {
     }
 }
 
-/// The values that each of its reduce-scatters adds to a partial. Each replica in each microbatch has an element of its own, so
-/// that the result is the partials, one by one, over the four replicas.
+/// The values that each of its reduce-scatters adds to a partial. Each replica in each microbatch
+/// has an element of its own, so that the result is the partials, one by one, over the four
+/// replicas.
 #[test]
 fn the_golden_partials_of_a_4x8_mesh() {
     for wire in WIRES {
@@ -137,8 +141,8 @@ fn the_golden_partials_of_a_4x8_mesh() {
     }
 }
 
-/// What FSDP2 gives on 2 x 2 ranks whose gradients are 1 to 4 times their number, and ten times that in the second of two
-/// microbatches: on every wire, whenever it is communicated.
+/// What FSDP2 gives on 2 x 2 ranks whose gradients are 1 to 4 times their number, and ten times
+/// that in the second of two microbatches: on every wire, whenever it is communicated.
 #[test]
 fn the_golden_numbers_of_a_2x2_mesh() {
     let own = |rank: usize, microbatch: usize| {
@@ -155,8 +159,8 @@ fn the_golden_numbers_of_a_2x2_mesh() {
     }
 }
 
-/// An all-reduce that follows in the same microbatch changes nothing about what its reduce-scatter adds: neither where
-/// the number of microbatches is known beforehand, nor where it is not.
+/// An all-reduce that follows in the same microbatch changes nothing about what its reduce-scatter
+/// adds: neither where the number of microbatches is known beforehand, nor where it is not.
 #[test]
 fn a_partial_has_one_scale() {
     const MICROBATCHES: usize = 4;
@@ -191,7 +195,8 @@ fn an_f16_wire_carries_gradients_at_the_top_of_its_range() {
     assert_eq!(reduced(&sum, 1, &|_, _| vec![1875.0]), [60000.0]);
 }
 
-/// Dividing by all 32 ranks at once would leave 2^-27, which is 0 in f16; 2^-24 is its smallest number.
+/// Dividing by all 32 ranks at once would leave 2^-27, which is 0 in f16; 2^-24 is its smallest
+/// number.
 #[test]
 fn an_f16_wire_carries_gradients_that_one_division_would_lose() {
     let least = 2f32.powi(-22);
@@ -199,8 +204,8 @@ fn an_f16_wire_carries_gradients_that_one_division_would_lose() {
     assert_eq!(reduced(&options, 1, &|_, _| vec![least]), [least]);
 }
 
-/// 6e-8 is the last number before 0 in f16. Without a loss scale it may be lost, but no more than that; with one it
-/// arrives with the precision of the wire.
+/// 6e-8 is the last number before 0 in f16. Without a loss scale it may be lost, but no more than
+/// that; with one it arrives with the precision of the wire.
 #[test]
 fn an_f16_wire_and_gradients_at_the_bottom_of_its_range() {
     const TINY: f32 = 6e-8;
@@ -214,8 +219,9 @@ fn an_f16_wire_and_gradients_at_the_bottom_of_its_range() {
     }
 }
 
-/// The pre-divides make room for sums, but no more than sums need: gradients that they push below the last number of f16 stay
-/// within 2e-7 a contribution, even where all ranks have the same gradient and all roundings go the same way.
+/// The pre-divides make room for sums, but no more than sums need: gradients that they push below
+/// the last number of f16 stay within 2e-7 a contribution, even where all ranks have the same
+/// gradient and all roundings go the same way.
 #[test]
 fn an_f16_wire_loses_no_more_of_tiny_gradients_than_the_conformance_format_allows() {
     let tiny: Vec<f32> = (1..500).map(|index| 6e-9 * count(index)).collect();

@@ -8,10 +8,10 @@ use hsdp::testing::{Fault, FaultKind, FaultPlace};
 use hsdp::{
     AdamW, AdamWOptions, Channel, DataError, Error, Evaluation, Event, FullCopies, LossSum,
     ModelOptions, Op, Optimizer, Phase, Rank, ShardedModel, StepOptions, Tag, Uneven,
-    UnitGradients, UnitOrder, World, WorldOptions,
+    UnitGradients, UnitOrder, WorldOptions,
 };
-use hsdp_tests::support::models::{three_units, unit};
-use hsdp_tests::support::springs::{self, Batch};
+use hsdp_tests::support::models::unit;
+use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{DEADLINE, common, mesh, on_ranks};
 
 #[test]
@@ -20,7 +20,7 @@ fn the_mean_is_over_all_items_of_ranks_with_different_numbers_of_batches() {
         let mean = common(on_ranks(4, |world| {
             let rank = world.rank().index();
             let options = ModelOptions { full_copies, ..ModelOptions::on(mesh(2, 2)) };
-            let mut model = model(world, options)?;
+            let mut model = springs::model(world, &options)?;
             let mut evaluation = model.evaluation()?;
             // Rank 0 has no batch; batch b of rank r has r + b items of value r.
             let mut sum = 0.0;
@@ -43,7 +43,7 @@ fn each_unit_is_gathered_once_a_batch_and_nothing_is_reduced() {
     let events = on_ranks(4, |world| {
         let rank = world.rank().index();
         let ledger = world.clone();
-        let mut model = model(world, ModelOptions::on(mesh(2, 2)))?;
+        let mut model = springs::model(world, &ModelOptions::on(mesh(2, 2)))?;
         train(&mut model, 1)?;
         let before = ledger.ledger();
         model.record_events();
@@ -73,23 +73,21 @@ fn each_unit_is_gathered_once_a_batch_and_nothing_is_reduced() {
     }
 }
 
-/// Parameters, moments and the order of the units are as without evaluations: training goes on with the same bits.
+/// Parameters, moments and the order of the units are as without evaluations: training goes on with
+/// the same bits.
 #[test]
 fn training_goes_on_as_if_nothing_had_happened() {
     let trained = |evaluates: bool| {
         common(on_ranks(2, |world| {
-            let mut model = model(world, ModelOptions::on(mesh(1, 2)))?;
+            let mut model = springs::model(world, &ModelOptions::on(mesh(1, 2)))?;
             let mut adamw = AdamW::new(&model, AdamWOptions::default());
-            for number in 0..3 {
+            for _ in 0..3 {
                 if evaluates {
                     let mut evaluation = model.evaluation()?;
                     forward(&mut evaluation, &[2, 1, 0])?;
                     let _ = evaluation.mean(1.0, 1)?;
                 }
-                let rank = model.rank().index();
-                let mut step = model.begin_step(StepOptions::microbatches(1))?;
-                springs::microbatch(&mut step, Batch::of(rank, number, 0))?;
-                let gradients = step.finish()?;
+                let gradients = springs::gradients(&mut model, 1)?;
                 adamw.step(&mut model, gradients)?;
             }
             Ok((model.plan().order().to_vec(), model.full_parameters()?))
@@ -101,7 +99,7 @@ fn training_goes_on_as_if_nothing_had_happened() {
 #[test]
 fn several_means_may_follow_and_no_batch() {
     let told = common(on_ranks(2, |world| {
-        let mut model = model(world, ModelOptions::on(mesh(1, 2)))?;
+        let mut model = springs::model(world, &ModelOptions::on(mesh(1, 2)))?;
         let mut evaluation = model.evaluation()?;
         forward(&mut evaluation, &[0, 1, 2])?;
         let means = [evaluation.mean(3.0, 2)?, evaluation.mean(1.0, 4)?];
@@ -115,7 +113,7 @@ fn several_means_may_follow_and_no_batch() {
 #[test]
 fn a_batch_has_no_backward() {
     on_ranks(2, |world| {
-        let mut model = model(world, ModelOptions::on(mesh(1, 2)))?;
+        let mut model = springs::model(world, &ModelOptions::on(mesh(1, 2)))?;
         let mut evaluation = model.evaluation()?;
         let mut pass = evaluation.batch()?;
         assert!(!pass.handle().has_backward());
@@ -140,7 +138,7 @@ fn a_batch_has_no_backward() {
 #[test]
 fn an_evaluation_without_items_is_an_error_on_all_ranks_and_the_run_goes_on() {
     on_ranks(2, |world| {
-        let mut model = model(world, ModelOptions::on(mesh(1, 2)))?;
+        let mut model = springs::model(world, &ModelOptions::on(mesh(1, 2)))?;
         let mut evaluation = model.evaluation()?;
         forward(&mut evaluation, &[0, 1, 2])?;
         let error = evaluation.mean(0.0, 0).expect_err("no items");
@@ -154,7 +152,7 @@ fn an_evaluation_without_items_is_an_error_on_all_ranks_and_the_run_goes_on() {
 fn a_rank_that_gives_an_evaluation_up_tells_the_others_and_the_run_goes_on() {
     on_ranks(4, |world| {
         let rank = world.rank().index();
-        let mut model = model(world, ModelOptions::on(mesh(2, 2)))?;
+        let mut model = springs::model(world, &ModelOptions::on(mesh(2, 2)))?;
         let mut evaluation = model.evaluation()?;
         if rank == 3 {
             evaluation.batch()?.handle().note_failure(&"the tokens cannot be read");
@@ -174,7 +172,7 @@ fn a_rank_that_gives_an_evaluation_up_tells_the_others_and_the_run_goes_on() {
 fn a_step_that_is_under_way_refuses_an_evaluation() {
     on_ranks(2, |world| {
         let rank = world.rank();
-        let mut model = model(world, ModelOptions::on(mesh(1, 2)))?;
+        let mut model = springs::model(world, &ModelOptions::on(mesh(1, 2)))?;
         let _leaked = ManuallyDrop::new(model.begin_step(StepOptions::microbatches(1))?);
         let error = model.evaluation().expect_err("a step is under way").to_string();
         let expected = "step 0: step 0 was neither finished nor dropped";
@@ -186,7 +184,7 @@ fn a_step_that_is_under_way_refuses_an_evaluation() {
 #[test]
 fn an_evaluation_that_was_leaked_costs_itself_and_not_the_run() {
     on_ranks(2, |world| {
-        let mut model = model(world, ModelOptions::on(mesh(1, 2)))?;
+        let mut model = springs::model(world, &ModelOptions::on(mesh(1, 2)))?;
         let _leaked = ManuallyDrop::new(model.evaluation()?);
         let error = model.begin_step(StepOptions::microbatches(1)).expect_err("it was leaked");
         assert!(
@@ -197,14 +195,15 @@ fn an_evaluation_that_was_leaked_costs_itself_and_not_the_run() {
     });
 }
 
-/// A thread of rank 0 waits in a gather for which rank 1 does not come: the drop is announced without waiting for it.
+/// A thread of rank 0 waits in a gather for which rank 1 does not come: the drop is announced
+/// without waiting for it.
 #[test]
 fn a_drop_is_announced_though_another_thread_waits_in_a_batch() {
     let started = Instant::now();
     on_ranks(2, |world| {
         let order = UnitOrder::Error;
         let mut model =
-            model(world.clone(), ModelOptions { order, ..ModelOptions::on(mesh(1, 2)) })?;
+            springs::model(world.clone(), &ModelOptions { order, ..ModelOptions::on(mesh(1, 2)) })?;
         let mut evaluation = model.evaluation()?;
         let handle = evaluation.batch()?.handle();
         let told = if world.rank().index() == 0 {
@@ -225,7 +224,8 @@ fn a_drop_is_announced_though_another_thread_waits_in_a_batch() {
     assert!(started.elapsed() < DEADLINE / 2, "{:?}", started.elapsed());
 }
 
-/// Each call of a rank fails in turn, in the making of the model and in an evaluation: all ranks learn of it, and try again.
+/// Each call of a rank fails in turn, in the making of the model and in an evaluation: all ranks
+/// learn of it, and try again.
 #[test]
 fn whatever_call_of_a_rank_fails_all_ranks_can_evaluate_again() {
     for (culprit, kind) in [(0, FaultKind::Error), (1, FaultKind::OutOfMemory)] {
@@ -243,7 +243,7 @@ fn evaluated_with(fault: Fault) -> usize {
         WorldOptions { deadline: DEADLINE, faults: vec![fault], ..WorldOptions::default() };
     let failed = hsdp::launch(2, options, |world| -> Result<usize, Error> {
         let options = ModelOptions { uneven: Uneven::ZeroWeight, ..ModelOptions::on(mesh(1, 2)) };
-        let (mut model, first) = tried(|| model(world.clone(), options.clone()))?;
+        let (mut model, first) = tried(|| springs::model(world.clone(), &options.clone()))?;
         let rank = model.rank().index();
         let (mean, then) = tried(|| {
             let mut evaluation = model.evaluation()?;
@@ -281,16 +281,9 @@ fn forward(evaluation: &mut Evaluation<'_>, used: &[usize]) -> Result<(), Error>
 }
 
 fn train(model: &mut ShardedModel, steps: u64) -> Result<(), Error> {
-    let rank = model.rank().index();
-    for number in 0..steps {
-        let mut step = model.begin_step(StepOptions::microbatches(1))?;
-        springs::microbatch(&mut step, Batch::of(rank, number, 0))?;
-        let gradients = step.finish()?;
+    for _ in 0..steps {
+        let gradients = springs::gradients(model, 1)?;
         model.update(gradients, |_| {})?;
     }
     Ok(())
-}
-
-fn model(world: World, options: ModelOptions) -> Result<ShardedModel, Error> {
-    ShardedModel::new(world, three_units(), options, springs::initial)
 }

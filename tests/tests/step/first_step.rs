@@ -2,12 +2,11 @@
 
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
 use hsdp::{
-    DType, DynamicScale, Error, GradientError, LossScaling, ModelOptions, ModelSpec, Objective,
-    Optimizer, Param, Precision, Sgd, SgdOptions, ShardedModel, StepOptions, Uneven, Unused,
-    Update, World,
+    DType, DynamicScale, Error, GradientError, LossScaling, ModelOptions, Objective, Optimizer,
+    Param, Precision, Sgd, SgdOptions, ShardedModel, StepOptions, Uneven, Unused, Update, World,
 };
 use hsdp_sharding::Role;
-use hsdp_tests::support::models::{partly_frozen, three_units};
+use hsdp_tests::support::models::partly_frozen;
 use hsdp_tests::support::warnings::Said;
 use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
 use hsdp_tests::support::{slopes, springs};
@@ -21,7 +20,7 @@ fn parameters_without_a_gradient_are_refused_in_the_first_step_and_training_goes
     for (replicate, shard) in MESHES {
         let told = on_ranks(replicate * shard, |world| {
             let rank = world.rank().index();
-            let mut model = model(world, &three_units(), ModelOptions::on(mesh(replicate, shard)))?;
+            let mut model = springs::model(world, &ModelOptions::on(mesh(replicate, shard)))?;
             let mut sgd = Sgd::new(&model, SgdOptions::default());
             let before = model.full_parameters()?;
             let mut told = Vec::new();
@@ -59,7 +58,7 @@ fn parameters_without_a_gradient_are_refused_in_the_first_step_and_training_goes
 #[test]
 fn the_error_names_all_trainable_parameters_and_no_frozen_one() {
     let error = common_error(outcomes(4, |world| {
-        let mut model = model(world, &partly_frozen(), ModelOptions::on(mesh(2, 2)))?;
+        let mut model = springs::model_of(world, &partly_frozen(), &ModelOptions::on(mesh(2, 2)))?;
         let mut sgd = Sgd::new(&model, SgdOptions::default());
         step(&mut model, &mut sgd, |_| None)
     }));
@@ -83,7 +82,7 @@ fn the_error_names_all_trainable_parameters_and_no_frozen_one() {
 fn one_microbatch_of_one_rank_is_enough() {
     let updates = on_ranks(4, |world| {
         let rank = world.rank().index();
-        let mut model = model(world, &three_units(), ModelOptions::on(mesh(2, 2)))?;
+        let mut model = springs::model(world, &ModelOptions::on(mesh(2, 2)))?;
         let mut sgd = Sgd::new(&model, SgdOptions::default());
         let mut begun = model.begin_step(StepOptions::microbatches(3))?;
         for microbatch in 0..3 {
@@ -109,7 +108,7 @@ fn a_step_that_is_skipped_for_overflow_does_not_count() {
             loss_scaling: LossScaling::Dynamic(scale),
             ..ModelOptions::on(mesh(1, 2))
         };
-        let mut model = model(world, &three_units(), options)?;
+        let mut model = springs::model(world, &options)?;
         let mut sgd = Sgd::new(&model, SgdOptions::default());
         // Half of 6 times the scale does not fit f16 until it has been halved twice.
         let slope = if rank == 1 { 6.0 } else { 0.0 };
@@ -139,7 +138,7 @@ const APPLIED_WHEN_EMPTY: [Objective; 3] =
 
 /// A step without data is applied with these objectives. It tells nothing about the parameters.
 fn after_a_step_without_data(world: World, options: ModelOptions) -> Result<Update, Error> {
-    let mut model = model(world, &three_units(), options)?;
+    let mut model = springs::model(world, &options)?;
     let mut sgd = Sgd::new(&model, SgdOptions::default());
     let mut empty = model.begin_step(StepOptions::microbatches(1))?;
     empty.microbatch()?.finish()?;
@@ -186,7 +185,7 @@ fn ranks_without_data_leave_the_check_to_the_others() {
             let rank = world.rank().index();
             let options =
                 ModelOptions { uneven: Uneven::ZeroWeight, ..ModelOptions::on(mesh(1, 2)) };
-            let mut model = model(world, &three_units(), options)?;
+            let mut model = springs::model(world, &options)?;
             let mut sgd = Sgd::new(&model, SgdOptions::default());
             let options = StepOptions::microbatches(1);
             let options = if rank == 0 { options.without_data() } else { options };
@@ -215,7 +214,7 @@ fn the_first_step_after_a_resume_warns() {
     let folder = tempfile::tempdir().expect("a folder");
     let on = || ModelOptions::on(mesh(1, 2));
     on_ranks(2, |world| {
-        let mut model = model(world, &three_units(), on())?;
+        let mut model = springs::model(world, &on())?;
         let mut sgd = Sgd::new(&model, SgdOptions::default());
         let mut checkpoints =
             Checkpoints::open(&model, folder.path(), CheckpointOptions::default())?;
@@ -226,7 +225,7 @@ fn the_first_step_after_a_resume_warns() {
     let said = Said::default();
     on_ranks(2, |world| {
         let run = || {
-            let mut model = model(world, &three_units(), on())?;
+            let mut model = springs::model(world, &on())?;
             let mut sgd = Sgd::new(&model, SgdOptions::default());
             let mut checkpoints =
                 Checkpoints::open(&model, folder.path(), CheckpointOptions::default())?;
@@ -251,7 +250,7 @@ fn an_expert_without_tokens_passes_by_choice_and_is_trained_later() {
         for unused in [Unused::Warn, Unused::Zeros] {
             let moved = on_ranks(replicate * shard, |world| {
                 let options = ModelOptions { unused, ..ModelOptions::on(mesh(replicate, shard)) };
-                let mut model = model(world, &three_units(), options)?;
+                let mut model = springs::model(world, &options)?;
                 let mut sgd = Sgd::new(&model, SgdOptions::default());
                 let before = model.full_parameters()?;
                 step(&mut model, &mut sgd, |param| (!expert(param)).then_some(1.0))?;
@@ -283,8 +282,4 @@ fn step(
     slopes::microbatch_by(&mut begun, &usage)?;
     let gradients = begun.finish()?;
     sgd.step(model, gradients)
-}
-
-fn model(world: World, spec: &ModelSpec, options: ModelOptions) -> Result<ShardedModel, Error> {
-    ShardedModel::new(world, spec.clone(), options, springs::initial)
 }

@@ -36,7 +36,8 @@ fn a_dropped_step_leaves_nothing_for_the_next() {
     }
 }
 
-/// The rest of it is a matter of types: see `runtime/tests/compile_fail/optimizer_without_finish.rs`.
+/// The rest of it is a matter of types: see
+/// `runtime/tests/compile_fail/optimizer_without_finish.rs`.
 #[test]
 fn gradients_do_not_come_out_of_a_step_that_misses_microbatches() {
     let options = mean_over_ranks(2, 2, DType::F32);
@@ -80,7 +81,8 @@ fn three_hundred_microbatches_of_1_give_300_and_not_256() {
     }
 }
 
-/// 8 times 8000 fit an f16, and overflowed all the same; 8 times 60000 fit the f32 that they are accumulated in.
+/// 8 times 8000 fit an f16, and overflowed all the same; 8 times 60000 fit the f32 that they are
+/// accumulated in.
 #[test]
 fn an_f16_wire_has_room_for_eight_microbatches() {
     for (replicate, shard) in [(2, 2), (2, 8), (4, 1), (1, 4)] {

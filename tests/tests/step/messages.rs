@@ -3,11 +3,9 @@
 use std::time::Duration;
 
 use hsdp::comm::{Between, Messages};
-use hsdp::{
-    Error, ModelOptions, Optimizer, Sgd, SgdOptions, ShardedModel, StepOptions, World, WorldOptions,
-};
+use hsdp::{Error, ModelOptions, Optimizer, Sgd, SgdOptions, ShardedModel, World, WorldOptions};
 use hsdp_tests::support::models::three_units;
-use hsdp_tests::support::springs::{self, Batch};
+use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::mesh;
 
 /// The messages of the second step, by rank.
@@ -37,13 +35,7 @@ fn of_two_steps(replicas: usize, shards: usize, microbatches: usize) -> Vec<[Mes
 }
 
 fn step(model: &mut ShardedModel, sgd: &mut Sgd, microbatches: usize) -> Result<(), Error> {
-    let rank = model.rank().index();
-    let number = model.committed_steps();
-    let mut step = model.begin_step(StepOptions::microbatches(microbatches))?;
-    for microbatch in 0..microbatches {
-        springs::microbatch(&mut step, Batch::of(rank, number, microbatch))?;
-    }
-    let gradients = step.finish()?;
+    let gradients = springs::gradients(model, microbatches)?;
     sgd.step(model, gradients).map(drop)
 }
 
@@ -62,7 +54,8 @@ fn control_messages_depend_neither_on_ranks_nor_on_microbatches() {
     }
 }
 
-/// In a first step whose units are used as declared also an exchange about their order, and one of weights.
+/// In a first step whose units are used as declared also an exchange about their order, and one of
+/// weights.
 const FIRST_CONTROL: u64 = 8;
 
 #[test]
@@ -81,7 +74,8 @@ fn data_messages_go_to_members_of_the_groups_alone() {
     for (replicas, shards, microbatches) in [(2, 2, 1), (2, 3, 2)] {
         for (rank, messages) in of_a_step(replicas, shards, microbatches).iter().enumerate() {
             let [replicas, shards, k] = [replicas, shards, microbatches].map(|it| it as u64);
-            // Three units: each is gathered for the forward and for the backward, and reduced, in each microbatch. An all-reduce has two rounds.
+            // Three units: each is gathered for the forward and for the backward, and reduced, in
+            // each microbatch. An all-reduce has two rounds.
             let to_shards = 3 * 3 * k * (shards - 1);
             let to_replicas = 3 * 2 * (replicas - 1);
             assert_eq!(messages.data, to_shards + to_replicas, "rank {rank}: {messages:?}");

@@ -1,22 +1,23 @@
-//! Gradients that are not finite: dynamic loss scaling, skipped steps, refused steps. The same on all ranks.
+//! Gradients that are not finite: dynamic loss scaling, skipped steps, refused steps. The same on
+//! all ranks.
 
 use hsdp::{
     Accumulation, AdamW, AdamWOptions, DType, DynamicScale, Error, LossScaling, LossSum,
     ModelOptions, NonFinite, NonFiniteGradient, Objective, Optimizer, Origin, Param, Precision,
-    Rank, Sgd, SgdOptions, ShardedModel, StepOptions, Update, Values, Verdict, World,
+    Rank, Sgd, SgdOptions, ShardedModel, StepOptions, Update, Values, Verdict,
 };
 use hsdp_comm::{Channel, Op};
 use hsdp_tests::support::handmade::{self, Handmade};
 use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::slopes;
-use hsdp_tests::support::springs::{self, Batch};
+use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
 
 #[test]
 fn an_overflow_on_one_rank_skips_the_step_and_halves_the_scale_on_all() {
     let told = common(on_ranks(4, |world| {
         let rank = world.rank().index();
-        let mut model = model(world, &scaled(65536.0, 2000))?;
+        let mut model = springs::model(world, &scaled(65536.0, 2000))?;
         let mut sgd = Sgd::new(&model, SgdOptions { learning_rate: 1.0, ..SgdOptions::default() });
         let mut told = Vec::new();
         for _ in 0..4 {
@@ -38,7 +39,7 @@ fn a_skipped_step_leaves_no_trace_in_the_optimizer() {
     let trained = |slopes: &'static [f32]| {
         common(on_ranks(4, |world| {
             let rank = world.rank().index();
-            let mut model = model(world, &scaled(65536.0, 2000))?;
+            let mut model = springs::model(world, &scaled(65536.0, 2000))?;
             let mut adamw = AdamW::new(&model, AdamWOptions::default());
             for slope in slopes {
                 update(&mut model, &mut adamw, if rank == 1 { *slope } else { 0.0 })?;
@@ -52,7 +53,7 @@ fn a_skipped_step_leaves_no_trace_in_the_optimizer() {
 #[test]
 fn a_scale_grows_after_its_interval_without_overflow() {
     let scales = common(on_ranks(4, |world| {
-        let mut model = model(world, &scaled(8.0, 2))?;
+        let mut model = springs::model(world, &scaled(8.0, 2))?;
         let mut sgd = Sgd::new(&model, SgdOptions::default());
         let mut scales = Vec::new();
         for slope in [1.0, 1.0, 1.0, f32::INFINITY, 1.0, 1.0] {
@@ -68,24 +69,21 @@ fn a_scale_grows_after_its_interval_without_overflow() {
 fn a_scaled_loss_gives_the_gradient_of_the_loss() {
     let gradient = |options: ModelOptions| {
         common(on_ranks(4, |world| {
-            let rank = world.rank().index();
-            let mut model = model(world, &options)?;
-            let mut step = model.begin_step(StepOptions::microbatches(1))?;
-            springs::microbatch(&mut step, Batch::of(rank, 0, 0))?;
-            step.finish()?.full(&model)
+            let mut model = springs::model(world, &options)?;
+            springs::gradients(&mut model, 1)?.full(&model)
         }))
     };
     let unscaled = ModelOptions { loss_scaling: LossScaling::Off, ..scaled(1.0, 1) };
     assert_eq!(gradient(scaled(1024.0, 1)), gradient(unscaled));
 }
 
-/// In `third`, two shards of 64 elements: the bias lies in the second, which ranks 1 and 3 hold. Rank 2, whose gradient it
-/// is, holds the first.
+/// In `third`, two shards of 64 elements: the bias lies in the second, which ranks 1 and 3 hold.
+/// Rank 2, whose gradient it is, holds the first.
 #[test]
 fn a_gradient_that_is_not_finite_is_refused_by_name_on_all_ranks() {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let error = common_error(outcomes(4, |world| {
-            let mut model = model(world, &ModelOptions::on(mesh(2, 2)))?;
+            let mut model = springs::model(world, &ModelOptions::on(mesh(2, 2)))?;
             let mut sgd = Sgd::new(&model, SgdOptions::default());
             update_with(&mut model, &mut sgd, StepOptions::microbatches(2), bad_on_rank_2(bad))
         }));
@@ -100,7 +98,7 @@ fn a_gradient_that_is_not_finite_is_refused_by_name_on_all_ranks() {
 #[test]
 fn a_step_goes_on_after_a_gradient_that_was_refused() {
     let trained = common(on_ranks(4, |world| {
-        let mut model = model(world, &ModelOptions::on(mesh(2, 2)))?;
+        let mut model = springs::model(world, &ModelOptions::on(mesh(2, 2)))?;
         let mut sgd = Sgd::new(&model, SgdOptions { learning_rate: 1.0, ..SgdOptions::default() });
         let once = StepOptions::microbatches(1);
         update_with(&mut model, &mut sgd, once, bad_on_rank_2(f32::NAN))
@@ -117,7 +115,7 @@ fn a_step_goes_on_after_a_gradient_that_was_refused() {
 fn a_gradient_that_is_not_finite_can_be_skipped() {
     let options = ModelOptions { non_finite: NonFinite::Skip, ..ModelOptions::on(mesh(2, 2)) };
     let skips = on_ranks(4, |world| {
-        let mut model = model(world, &options)?;
+        let mut model = springs::model(world, &options)?;
         let mut sgd = Sgd::new(&model, SgdOptions::default());
         update_with(&mut model, &mut sgd, StepOptions::microbatches(1), bad_on_rank_2(f32::NAN))
     });
@@ -127,8 +125,8 @@ fn a_gradient_that_is_not_finite_can_be_skipped() {
     assert_eq!(found, NonFiniteGradient { step: 0, origin });
 }
 
-/// A loss that is NaN though every gradient is finite: a model that is drawn to a constant, say, and logs a broken number.
-/// A loss that is NaN, with this gradient.
+/// A loss that is NaN though every gradient is finite: a model that is drawn to a constant, say,
+/// and logs a broken number. A loss that is NaN, with this gradient.
 struct BrokenLoss(f32);
 
 impl Handmade for BrokenLoss {
@@ -155,7 +153,7 @@ fn a_loss_with_this_gradient(gradient: f32) {
         let options = ModelOptions { non_finite, ..ModelOptions::on(mesh(2, 2)) };
         outcomes(4, |world| {
             let rank = world.rank().index();
-            let mut model = model(world, &options)?;
+            let mut model = springs::model(world, &options)?;
             let mut sgd = Sgd::new(&model, SgdOptions::default());
             let mut step = model.begin_step(StepOptions::microbatches(2))?;
             slopes::microbatch(&mut step, 0.5)?;
@@ -176,7 +174,8 @@ fn a_loss_with_this_gradient(gradient: f32) {
     assert_eq!(common(skipped.collect()), Update::Skipped(found));
 }
 
-/// Several are bad: that of the earliest microbatch is told, there the first parameter of the model, on its first rank.
+/// Several are bad: that of the earliest microbatch is told, there the first parameter of the
+/// model, on its first rank.
 #[test]
 fn the_first_of_several_is_told_in_every_mode_on_every_mesh() {
     for accumulation in Accumulation::ALL {
@@ -186,7 +185,7 @@ fn the_first_of_several_is_told_in_every_mode_on_every_mesh() {
                     ModelOptions { accumulation, ..ModelOptions::on(mesh(replicate, shard)) };
                 let error = common_error(outcomes(4, |world| {
                     let rank = world.rank().index();
-                    let mut model = model(world, &options)?;
+                    let mut model = springs::model(world, &options)?;
                     let begin = StepOptions { microbatches, ..StepOptions::default() };
                     let mut step = model.begin_step(begin)?;
                     for microbatch in 0..3 {
@@ -219,7 +218,7 @@ fn the_first_of_several_is_told_in_every_mode_on_every_mesh() {
 fn a_sum_that_overflows_is_nobodys_gradient() {
     let told = |options: &ModelOptions, slope: f32| {
         common_error(outcomes(4, |world| {
-            let mut model = model(world, options)?;
+            let mut model = springs::model(world, options)?;
             let mut sgd = Sgd::new(&model, SgdOptions::default());
             update_with(&mut model, &mut sgd, StepOptions::microbatches(1), move |_, _| slope)
         }))
@@ -242,14 +241,14 @@ fn a_sum_that_overflows_is_nobodys_gradient() {
     assert!(message.ends_with("is not finite when divided by 1e-30"), "{message}");
 }
 
-/// Four units on two replicas, in a step whose number of microbatches is not known: no all-reduce is issued before `finish`,
-/// and none after it is known that a partial has overflowed.
+/// Four units on two replicas, in a step whose number of microbatches is not known: no all-reduce
+/// is issued before `finish`, and none after it is known that a partial has overflowed.
 #[test]
 fn an_overflow_in_a_partial_skips_the_all_reduces_that_have_not_begun() {
     let calls = |slope: f32| {
         common(on_ranks(4, |world| {
             let rank = world.rank().index();
-            let mut model = model(world.clone(), &scaled(4.0, 2000))?;
+            let mut model = springs::model(world.clone(), &scaled(4.0, 2000))?;
             let mut sgd = Sgd::new(&model, SgdOptions::default());
             let slope = if rank == 3 { slope } else { 1.0 };
             let all_reduces = || world.ledger().op(Channel::AllReduce, Op::AllReduce).calls;
@@ -270,14 +269,15 @@ fn an_overflow_in_a_partial_skips_the_all_reduces_that_have_not_begun() {
     assert_eq!(scale, 1.0, "it is at its least");
 }
 
-/// A model that is NaN would skip for ever, and say nothing, if a scale that cannot be halved went on to be an excuse.
+/// A model that is NaN would skip for ever, and say nothing, if a scale that cannot be halved went
+/// on to be an excuse.
 #[test]
 fn an_overflow_at_the_least_scale_is_refused_or_skipped_as_the_options_say() {
     let told = |non_finite| {
         let options = ModelOptions { non_finite, ..scaled(2.0, 2000) };
         common(on_ranks(4, |world| {
             let rank = world.rank().index();
-            let mut model = model(world, &options)?;
+            let mut model = springs::model(world, &options)?;
             let mut sgd = Sgd::new(&model, SgdOptions::default());
             let slope = if rank == 3 { f32::NAN } else { 0.5 };
             let mut told = Vec::new();
@@ -342,8 +342,4 @@ fn update_with(
 fn initial(name: &str) -> Vec<f32> {
     let spec = three_units();
     springs::initial(&spec[spec.find(name).expect("a parameter of the model")])
-}
-
-fn model(world: World, options: &ModelOptions) -> Result<ShardedModel, Error> {
-    ShardedModel::new(world, three_units(), options.clone(), springs::initial)
 }

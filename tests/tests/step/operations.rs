@@ -1,5 +1,5 @@
-//! Operations that NCCL carries between processes, about which ranks disagree: no rank updates. The operations are noted as
-//! if they had been issued.
+//! Operations that NCCL carries between processes, about which ranks disagree: no rank updates. The
+//! operations are noted as if they had been issued.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -9,16 +9,17 @@ use hsdp::comm::testing::note_operation;
 use hsdp::comm::{Between, Counts, Descriptor};
 use hsdp::{
     Channel, CommError, DType, Error, ModelOptions, Op, Optimizer, Rank, Reduction, Sgd,
-    SgdOptions, ShardedModel, StepOptions, Tag, World, WorldOptions,
+    SgdOptions, ShardedModel, Tag, World, WorldOptions,
 };
 use hsdp_tests::support::models::{shards, three_units};
-use hsdp_tests::support::springs::{self, Batch};
+use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{DEADLINE, common_error, launched, mesh};
 
 /// The rank whose operation is another, if there is one.
 type Odd = Option<usize>;
 
-/// Runs `run` with a model on a mesh of 2 x 2, between threads and between ranks that share no memory.
+/// Runs `run` with a model on a mesh of 2 x 2, between threads and between ranks that share no
+/// memory.
 fn both<T: Send>(run: impl Fn(ShardedModel) -> T + Sync) -> [Vec<T>; 2] {
     [Between::Memory, Between::Messages].map(|between| {
         let options = WorldOptions { between, deadline: DEADLINE, ..WorldOptions::default() };
@@ -55,12 +56,8 @@ fn note(world: &World, odd: Odd) {
 
 /// One step for which an operation is noted.
 fn step(model: &mut ShardedModel, sgd: &mut Sgd, odd: Odd) -> Result<(), Error> {
-    let rank = model.rank().index();
-    let number = model.committed_steps();
     note(model.world(), odd);
-    let mut step = model.begin_step(StepOptions::microbatches(1))?;
-    springs::microbatch(&mut step, Batch::of(rank, number, 0))?;
-    let gradients = step.finish()?;
+    let gradients = springs::gradients(model, 1)?;
     sgd.step(model, gradients).map(drop)
 }
 

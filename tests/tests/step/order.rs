@@ -118,7 +118,8 @@ fn reductions_offered_in_another_order_are_issued_in_the_plans() {
     assert_eq!(told, [expected, expected]);
 }
 
-/// The position of an all-reduce depends on when its reduce-scatter completes; after a barrier it has.
+/// The position of an all-reduce depends on when its reduce-scatter completes; after a barrier it
+/// has.
 #[test]
 fn an_all_reduce_starts_while_the_backward_goes_on() {
     let options = plain(mesh(2, 2));
@@ -183,8 +184,8 @@ fn words(step: &DryRun) -> String {
     format!("{} {}", lines.join("\n"), line(&step.finish)).trim_end().to_owned()
 }
 
-/// The order of the second step on two ranks, each of which follows the script in its own way. The first step has found that the
-/// units are used as declared.
+/// The order of the second step on two ranks, each of which follows the script in its own way. The
+/// first step has found that the units are used as declared.
 fn scripted(script: impl Fn(&mut Pass<'_>, usize) -> Result<(), Error> + Sync) -> Vec<String> {
     on_ranks(2, |world| {
         let rank = world.rank().index();

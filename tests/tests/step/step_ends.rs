@@ -9,9 +9,8 @@ mod misused;
 mod reasons;
 mod without_a_trace;
 
-use hsdp::{AdamW, Error, ModelOptions, Optimizer, ShardedModel, StepOptions, World};
+use hsdp::{AdamW, Error, Optimizer, ShardedModel, StepOptions};
 use hsdp_tests::support::handmade::Until;
-use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs::{self, Batch};
 
 const STEPS: u64 = 4;
@@ -44,8 +43,4 @@ fn attempt(
     }
     let gradients = step.finish()?;
     adamw.step(model, gradients.clip(1.0)).map(drop)
-}
-
-fn model(world: World, options: &ModelOptions) -> Result<ShardedModel, Error> {
-    ShardedModel::new(world, three_units(), options.clone(), springs::initial)
 }

@@ -1,10 +1,11 @@
-//! Ranks that bring different things: data for more steps than others, more microbatches, or other units and another order
-//! within a microbatch.
+//! Ranks that bring different things: data for more steps than others, more microbatches, or other
+//! units and another order within a microbatch.
 //!
-//! Parameters end as on one rank that sees all the data, on every mesh, with optimizers that have state. A policy that does not
-//! allow uneven data fails on all ranks, in the same step.
+//! Parameters end as on one rank that sees all the data, on every mesh, with optimizers that have
+//! state. A policy that does not allow uneven data fails on all ranks, in the same step.
 //!
-//! `cases`, `policies`: steps. `microbatches`: microbatches. `skipped_units`: units. `golden`: a run in numbers.
+//! `cases`, `policies`: steps. `microbatches`: microbatches. `skipped_units`: units. `golden`: a
+//! run in numbers.
 
 mod cases;
 mod golden;
@@ -18,7 +19,6 @@ use hsdp::{
     AdamW, AdamWOptions, EndOfRun, Error, Mesh, ModelOptions, Momentum, NextStep, Optimizer, Sgd,
     SgdOptions, ShardedModel, StepOptions, World,
 };
-use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs::{self, Batch};
 
 type Parameters = BTreeMap<String, Vec<f32>>;
@@ -50,8 +50,8 @@ impl Recipe {
 /// The action of a rank after its microbatches, in each step for which it has data.
 type AfterStep<'a> = &'a dyn Fn(&World) -> Result<(), Error>;
 
-/// Trains for as many steps of one microbatch as this rank has data for, and as others have. Returns the end that all
-/// ranks were told of, and how many steps there were.
+/// Trains for as many steps of one microbatch as this rank has data for, and as others have.
+/// Returns the end that all ranks were told of, and how many steps there were.
 fn train(
     model: &mut ShardedModel,
     optimizer: &mut dyn Optimizer,
@@ -70,7 +70,8 @@ fn train(
         if number < steps {
             springs::microbatch(&mut step, Batch::of(rank, number, 0))?;
             if let Err(error) = after_step(&world) {
-                // All ranks get this rank's error: a drop alone would only say that it dropped the step.
+                // All ranks get this rank's error: a drop alone would only say that it dropped the
+                // step.
                 step.abandon(error.to_string());
                 return Err(error);
             }
@@ -81,14 +82,16 @@ fn train(
     unreachable!("data ends")
 }
 
-/// The parameters that one rank ends with that sees, in each step, what `ranks` see of it: each has data for so many steps.
+/// The parameters that one rank ends with that sees, in each step, what `ranks` see of it: each has
+/// data for so many steps.
 fn reference(recipe: Recipe, ranks: &[u64]) -> Parameters {
     reference_of(recipe, &[ranks])
 }
 
 /// The same of several runs, one after the other with the same optimizer.
 fn reference_of(recipe: Recipe, runs: &[&[u64]]) -> Parameters {
-    let mut model = model(World::single(), &ModelOptions::on(Mesh::SINGLE)).expect("a model");
+    let mut model =
+        springs::model(World::single(), &ModelOptions::on(Mesh::SINGLE)).expect("a model");
     let mut optimizer = recipe.optimizer(&model);
     for ranks in runs {
         for number in 0..ranks.iter().copied().max().unwrap_or(0) {
@@ -101,10 +104,6 @@ fn reference_of(recipe: Recipe, runs: &[&[u64]]) -> Parameters {
         }
     }
     model.full_parameters().expect("parameters")
-}
-
-fn model(world: World, options: &ModelOptions) -> Result<ShardedModel, Error> {
-    ShardedModel::new(world, three_units(), options.clone(), springs::initial)
 }
 
 /// The same up to the order of sums: weights are exact, so nothing else may differ.

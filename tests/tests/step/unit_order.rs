@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use hsdp::sharding::AfterForward;
 use hsdp::{
     AdamW, AdamWOptions, Error, Gradients, LossSum, ModelOptions, Optimizer, Pass, ShardedModel,
-    StepOptions, Uneven, UnitGradients, UnitId, UnitOrder, Unused, World,
+    StepOptions, Uneven, UnitGradients, UnitId, UnitOrder, Unused,
 };
 use hsdp_tests::support::handmade::in_f32;
-use hsdp_tests::support::models::{keeping_the_second, three_units, unit};
+use hsdp_tests::support::models::{keeping_the_second, unit};
 use hsdp_tests::support::springs;
 use hsdp_tests::support::warnings::Said;
 use hsdp_tests::support::worlds::{common, mesh, on_ranks, outcomes};
@@ -17,7 +17,7 @@ use hsdp_tests::support::worlds::{common, mesh, on_ranks, outcomes};
 fn only_the_schedule_changes() {
     let used = [2, 0, 1];
     let seen = common(on_ranks(4, |world| {
-        let mut model = model(world, ModelOptions::on(mesh(2, 2)))?;
+        let mut model = springs::model(world, &ModelOptions::on(mesh(2, 2)))?;
         let before = (model.plan().order().to_vec(), model.plan().order_digest());
         let fingerprint = model.plan().fingerprint();
         step(&mut model, &used)?;
@@ -35,7 +35,7 @@ fn results_do_not_depend_on_the_order() {
     let trained = |used: &'static [usize], order| {
         common(on_ranks(4, move |world| {
             let options = ModelOptions { order, ..ModelOptions::on(mesh(2, 2)) };
-            let mut model = model(world, options)?;
+            let mut model = springs::model(world, &options)?;
             let mut adamw = AdamW::new(&model, AdamWOptions::default());
             for _ in 0..3 {
                 let gradients = gradients(&mut model, used)?;
@@ -72,7 +72,7 @@ fn ranks_that_differ_keep_the_declared_order_and_rank_0_warns() {
         let said = Said::default();
         let rank = world.rank().index();
         let order = tracing::subscriber::with_default(said.clone(), || {
-            let mut model = model(world, ModelOptions::on(mesh(1, 2)))?;
+            let mut model = springs::model(world, &ModelOptions::on(mesh(1, 2)))?;
             let used: &[usize] = if rank == 0 { &[0, 1, 2] } else { &[0, 2, 1] };
             step(&mut model, used)?;
             step(&mut model, used)?;
@@ -91,7 +91,7 @@ fn ranks_that_differ_keep_the_declared_order_and_rank_0_warns() {
 fn a_rank_that_skips_a_unit_differs() {
     let order = common(on_ranks(2, |world| {
         let used: &[usize] = if world.rank().index() == 0 { &[2, 1] } else { &[2, 1, 0] };
-        let mut model = model(world, ModelOptions::on(mesh(1, 2)))?;
+        let mut model = springs::model(world, &ModelOptions::on(mesh(1, 2)))?;
         step(&mut model, used)?;
         Ok(model.plan().order().to_vec())
     }));
@@ -102,20 +102,21 @@ fn a_rank_that_skips_a_unit_differs() {
 fn units_that_no_rank_uses_come_last() {
     let order = common(on_ranks(2, |world| {
         let options = ModelOptions { unused: Unused::Zeros, ..ModelOptions::on(mesh(1, 2)) };
-        let mut model = model(world, options)?;
+        let mut model = springs::model(world, &options)?;
         step(&mut model, &[2])?;
         Ok(model.plan().order().to_vec())
     }));
     assert_eq!(order, [2, 0, 1].map(UnitId::new));
 }
 
-/// A rank without data, and a rank that ends its microbatch without a forward, gather what the others use.
+/// A rank without data, and a rank that ends its microbatch without a forward, gather what the
+/// others use.
 #[test]
 fn ranks_without_a_forward_follow() {
     let order = common(on_ranks(3, |world| {
         let rank = world.rank();
         let options = ModelOptions { uneven: Uneven::ZeroWeight, ..ModelOptions::on(mesh(1, 3)) };
-        let mut model = model(world, options)?;
+        let mut model = springs::model(world, &options)?;
         let options = StepOptions::microbatches(1);
         let options = if rank.index() == 1 { options.without_data() } else { options };
         let mut step = model.begin_step(options)?;
@@ -134,7 +135,7 @@ fn ranks_without_a_forward_follow() {
 #[test]
 fn a_microbatch_without_any_forward_leaves_the_order_open() {
     let order = common(on_ranks(2, |world| {
-        let mut model = model(world, ModelOptions::on(mesh(1, 2)))?;
+        let mut model = springs::model(world, &ModelOptions::on(mesh(1, 2)))?;
         let mut step = model.begin_step(StepOptions::microbatches(2))?;
         step.microbatch()?.finish()?;
         forward_and_backward(step.microbatch()?, &[2, 1, 0])?;
@@ -151,7 +152,7 @@ fn a_step_that_is_dropped_while_the_order_is_found_is_tried_again() {
     for reached in 0..=4 {
         let order = common(on_ranks(2, |world| {
             let rank = world.rank();
-            let mut model = model(world, ModelOptions::on(mesh(1, 2)))?;
+            let mut model = springs::model(world, &ModelOptions::on(mesh(1, 2)))?;
             let used = [1, 0, 2];
             let mut first = model.begin_step(StepOptions::microbatches(1))?;
             let mut pass = first.microbatch()?;
@@ -183,7 +184,7 @@ fn another_order_can_be_refused() {
     let options = ModelOptions { order: UnitOrder::Error, ..ModelOptions::on(mesh(1, 2)) };
     let ends = outcomes(2, |world| {
         let used: &[usize] = if world.rank().index() == 0 { &[0, 1, 2] } else { &[0, 2, 1] };
-        let mut model = model(world, options.clone())?;
+        let mut model = springs::model(world, &options.clone())?;
         step(&mut model, used)
     });
     let errors = ends.into_iter().map(|end| end.expect_err("refused").to_string());
@@ -205,7 +206,8 @@ fn gradients(model: &mut ShardedModel, used: &[usize]) -> Result<Gradients, Erro
     step.finish()
 }
 
-/// Uses the units in this order, and in reverse for the backward, in which each element has its own value as its gradient.
+/// Uses the units in this order, and in reverse for the backward, in which each element has its own
+/// value as its gradient.
 fn forward_and_backward(mut pass: Pass<'_>, used: &[usize]) -> Result<(), Error> {
     let handle = pass.handle();
     let is_kept =
@@ -229,10 +231,6 @@ fn forward_and_backward(mut pass: Pass<'_>, used: &[usize]) -> Result<(), Error>
         pass.reduce(unit(*index), gradients)?;
     }
     pass.finish()
-}
-
-fn model(world: World, options: ModelOptions) -> Result<ShardedModel, Error> {
-    ShardedModel::new(world, three_units(), options, springs::initial)
 }
 
 fn bits(parameters: &BTreeMap<String, Vec<f32>>) -> Result<Vec<u32>, Error> {

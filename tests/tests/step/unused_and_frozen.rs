@@ -1,10 +1,11 @@
-//! Parameters that no rank or only some ranks use, frozen parameters, and tied parameters, which have two names.
+//! Parameters that no rank or only some ranks use, frozen parameters, and tied parameters, which
+//! have two names.
 
 use std::collections::BTreeMap;
 
 use hsdp::{
     AdamW, AdamWOptions, Error, LossSum, ModelOptions, ModelSpec, Objective, Optimizer, Param, Sgd,
-    SgdOptions, ShardedModel, StepOptions, Unit, UnitGradients, Unused, World,
+    SgdOptions, ShardedModel, StepOptions, Unit, UnitGradients, Unused,
 };
 use hsdp_sharding::Role;
 use hsdp_tests::support::models::{partly_frozen, three_units, unit};
@@ -63,7 +64,7 @@ fn whether_a_parameter_has_a_gradient_is_known_on_all_ranks() {
     let known = on_ranks(4, |world| {
         let rank = world.rank().index();
         let options = ModelOptions { unused: Unused::Zeros, ..ModelOptions::on(mesh(2, 2)) };
-        let mut model = model(world, &three_units(), &options)?;
+        let mut model = springs::model_of(world, &three_units(), &options)?;
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         slopes::microbatch_by(&mut step, &|param| {
             (rank == 3 && param.name != SPARE).then_some(1.0)
@@ -80,7 +81,7 @@ fn an_unused_parameter_can_be_refused_by_name_and_ranks() {
     let options = ModelOptions { unused: Unused::ErrorOnAnyRank, ..ModelOptions::on(mesh(2, 2)) };
     let error = common_error(outcomes(4, |world| {
         let rank = world.rank().index();
-        let mut model = model(world, &three_units(), &options)?;
+        let mut model = springs::model_of(world, &three_units(), &options)?;
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         slopes::microbatch_by(&mut step, &|param| {
             (rank == 2 || param.name != SPARE).then_some(1.0)
@@ -99,7 +100,7 @@ fn all_unused_parameters_are_named_with_their_ranks() {
     let options = ModelOptions { unused: Unused::ErrorOnAnyRank, ..ModelOptions::on(mesh(1, 2)) };
     let error = common_error(outcomes(2, |world| {
         let rank = world.rank().index();
-        let mut model = model(world, &three_units(), &options)?;
+        let mut model = springs::model_of(world, &three_units(), &options)?;
         let mut step = model.begin_step(StepOptions::microbatches(2))?;
         let pass = step.microbatch()?;
         pass.handle().explain_unused("an op without a backward cuts gradients");
@@ -117,7 +118,8 @@ fn all_unused_parameters_are_named_with_their_ranks() {
     );
 }
 
-/// One warning, on rank 0, after the first step, of the parameters that have no gradient on any rank.
+/// One warning, on rank 0, after the first step, of the parameters that have no gradient on any
+/// rank.
 #[test]
 fn unused_parameters_are_warned_of_once() {
     let warned = on_ranks(2, |world| {
@@ -125,7 +127,7 @@ fn unused_parameters_are_warned_of_once() {
         let rank = world.rank().index();
         tracing::subscriber::with_default(said.clone(), || {
             let options = ModelOptions { unused: Unused::Warn, ..ModelOptions::on(mesh(1, 2)) };
-            let mut model = model(world, &three_units(), &options)?;
+            let mut model = springs::model_of(world, &three_units(), &options)?;
             for _ in 0..2 {
                 let mut step = model.begin_step(StepOptions::microbatches(1))?;
                 slopes::microbatch_by(&mut step, &|param| {
@@ -155,7 +157,7 @@ fn a_step_without_items_does_not_take_the_warning() {
         let said = Said::default();
         tracing::subscriber::with_default(said.clone(), || {
             let options = ModelOptions { unused: Unused::Warn, ..ModelOptions::on(mesh(1, 1)) };
-            let mut model = model(world, &three_units(), &options)?;
+            let mut model = springs::model_of(world, &three_units(), &options)?;
             let mut empty = model.begin_step(StepOptions::microbatches(1))?;
             empty.microbatch()?.finish()?;
             empty.finish().expect_err("it has no items");
@@ -177,7 +179,7 @@ fn a_step_without_items_does_not_take_the_warning() {
 fn a_step_goes_on_after_one_that_was_refused() {
     let options = ModelOptions { unused: Unused::ErrorOnAnyRank, ..ModelOptions::on(mesh(2, 2)) };
     let steps = on_ranks(4, |world| {
-        let mut model = model(world, &three_units(), &options)?;
+        let mut model = springs::model_of(world, &three_units(), &options)?;
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         slopes::microbatch_by(&mut step, &|param| (param.name != SPARE).then_some(1.0))?;
         step.finish().expect_err("a parameter is not used");
@@ -192,7 +194,7 @@ fn a_step_goes_on_after_one_that_was_refused() {
 fn a_frozen_parameter_does_not_count_as_unused_and_never_moves() {
     let options = ModelOptions { unused: Unused::ErrorOnAnyRank, ..ModelOptions::on(mesh(2, 2)) };
     let trained = common(on_ranks(4, |world| {
-        let mut model = model(world, &partly_frozen(), &options)?;
+        let mut model = springs::model_of(world, &partly_frozen(), &options)?;
         let decaying = AdamWOptions { weight_decay: 0.5, ..AdamWOptions::default() };
         let mut adamw = AdamW::new(&model, decaying);
         for _ in 0..3 {
@@ -210,7 +212,7 @@ fn a_frozen_parameter_does_not_count_as_unused_and_never_moves() {
 #[test]
 fn a_frozen_parameter_has_no_gradient() {
     let gradient = common(on_ranks(4, |world| {
-        let mut model = model(world, &partly_frozen(), &ModelOptions::on(mesh(2, 2)))?;
+        let mut model = springs::model_of(world, &partly_frozen(), &ModelOptions::on(mesh(2, 2)))?;
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         slopes::microbatch(&mut step, 1.0)?;
         step.finish()?.full(&model)
@@ -267,7 +269,7 @@ fn without_the_spare(param: &Param) -> Option<f32> {
 fn trained_by_adamw(usages: &[Usage]) -> Parameters {
     common(on_ranks(4, |world| {
         let options = ModelOptions { unused: Unused::Zeros, ..ModelOptions::on(mesh(2, 2)) };
-        let mut model = model(world, &three_units(), &options)?;
+        let mut model = springs::model_of(world, &three_units(), &options)?;
         let mut adamw =
             AdamW::new(&model, AdamWOptions { weight_decay: 0.5, ..AdamWOptions::default() });
         for usage in usages {
@@ -284,14 +286,15 @@ fn step(model: &mut ShardedModel, adamw: &mut AdamW, usage: Usage) -> Result<(),
     adamw.step(model, gradients).map(drop)
 }
 
-/// The mean over ranks, summed over three microbatches, where rank, microbatch and name determine the slope.
+/// The mean over ranks, summed over three microbatches, where rank, microbatch and name determine
+/// the slope.
 fn gradient(ranks: usize, slope: impl Fn(usize, usize, &str) -> Option<f32> + Sync) -> Parameters {
     let objective = Objective::RankMean;
     let unused = Unused::Zeros;
     let options = ModelOptions { objective, unused, ..ModelOptions::on(mesh(2, ranks / 2)) };
     common(on_ranks(ranks, |world| {
         let rank = world.rank().index();
-        let mut model = model(world, &three_units(), &options)?;
+        let mut model = springs::model_of(world, &three_units(), &options)?;
         let mut step = model.begin_step(StepOptions::microbatches(3))?;
         for microbatch in 0..3 {
             slopes::microbatch_by(&mut step, &|param| slope(rank, microbatch, &param.name))?;
@@ -302,8 +305,4 @@ fn gradient(ranks: usize, slope: impl Fn(usize, usize, &str) -> Option<f32> + Sy
 
 fn initial(spec: &ModelSpec) -> Parameters {
     spec.params().map(|(_, param)| (param.name.clone(), springs::initial(param))).collect()
-}
-
-fn model(world: World, spec: &ModelSpec, options: &ModelOptions) -> Result<ShardedModel, Error> {
-    ShardedModel::new(world, spec.clone(), options.clone(), springs::initial)
 }

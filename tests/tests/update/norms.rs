@@ -1,15 +1,16 @@
-//! Norms and histograms by parameter, and how far updates move parameters, against the whole gradients and parameters in f64.
+//! Norms and histograms by parameter, and how far updates move parameters, against the whole
+//! gradients and parameters in f64.
 
 use std::collections::BTreeMap;
 
 use hsdp::{
-    AdamW, AdamWOptions, DType, Error, Gradients, Histograms, LossScaling, ModelOptions, ModelSpec,
-    NonFinite, Norms, Optimizer, Param, Precision, Sgd, SgdOptions, ShardedModel, StepOptions,
-    Unit, Unused, Update, World,
+    AdamW, AdamWOptions, DType, Error, Histograms, LossScaling, ModelOptions, ModelSpec, NonFinite,
+    Norms, Optimizer, Param, Precision, Sgd, SgdOptions, ShardedModel, StepOptions, Unit, Unused,
+    Update,
 };
 use hsdp_tests::support::models::{partly_frozen, three_units};
 use hsdp_tests::support::slopes;
-use hsdp_tests::support::springs::{self, Batch};
+use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common, mesh, on_ranks};
 
 type Full = BTreeMap<String, Vec<f32>>;
@@ -40,19 +41,6 @@ fn assert_close(norms: &Norms, expected: &BTreeMap<String, f64>, tolerance: f64)
     }
 }
 
-fn model(world: World, spec: ModelSpec, options: ModelOptions) -> Result<ShardedModel, Error> {
-    ShardedModel::new(world, spec, options, springs::initial)
-}
-
-/// The gradients of two microbatches, by which sums are divided.
-fn gradients(model: &mut ShardedModel, step: u64) -> Result<Gradients, Error> {
-    let rank = model.rank().index();
-    let mut open = model.begin_step(StepOptions::microbatches(2))?;
-    springs::microbatch(&mut open, Batch::of(rank, step, 0))?;
-    springs::microbatch(&mut open, Batch::of(rank, step, 1))?;
-    open.finish()
-}
-
 /// Parameters of 1x1 to 2x3 meshes are cut in the middle, and some ranks hold none of a bias.
 #[test]
 fn norms_of_gradients_are_those_of_whole_gradients_on_every_mesh() {
@@ -60,8 +48,8 @@ fn norms_of_gradients_are_those_of_whole_gradients_on_every_mesh() {
         for (replicate, shard) in MESHES {
             common(on_ranks(replicate * shard, |world| {
                 let options = ModelOptions::on(mesh(replicate, shard));
-                let mut model = model(world, spec.clone(), options)?;
-                let gradients = gradients(&mut model, 0)?;
+                let mut model = springs::model_of(world, &spec, &options)?;
+                let gradients = springs::gradients(&mut model, 2)?;
                 let norms = gradients.norms(&model)?;
                 // Each element of a whole gradient is rounded to f32 by its division.
                 assert_close(&norms, &in_f64(&gradients.full(&model)?), 1e-7);
@@ -83,7 +71,7 @@ fn norms_of_gradients_are_those_of_whole_gradients_on_every_mesh() {
 fn clipping_changes_no_norm_and_a_parameter_without_a_gradient_has_0() {
     common(on_ranks(4, |world| {
         let options = ModelOptions { unused: Unused::Zeros, ..ModelOptions::on(mesh(2, 2)) };
-        let mut model = model(world, three_units(), options)?;
+        let mut model = springs::model(world, &options)?;
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         slopes::microbatch_by(&mut step, &|param| (param.name != "second.bias").then_some(2.0))?;
         let gradients = step.finish()?;
@@ -108,7 +96,7 @@ fn norms_of_parameters_are_those_of_whole_parameters_with_frozen_and_stored_ones
                 let precision = Precision { parameters: dtype, ..Precision::default() };
                 let options =
                     ModelOptions { precision, ..ModelOptions::on(mesh(replicate, shard)) };
-                let model = model(world, spec.clone(), options)?;
+                let model = springs::model_of(world, &spec, &options)?;
                 let norms = model.norms()?;
                 assert_close(&norms, &in_f64(&model.full_parameters()?), 1e-14);
                 Ok(bits(&norms))
@@ -135,13 +123,13 @@ fn ratios_of_an_update_are_those_of_parameters_before_and_after_it() {
     for (replicate, shard) in MESHES {
         common(on_ranks(replicate * shard, |world| {
             let options = ModelOptions::on(mesh(replicate, shard));
-            let mut model = model(world, three_units(), options)?;
+            let mut model = springs::model(world, &options)?;
             let decay = AdamWOptions { weight_decay: 0.1, ..AdamWOptions::default() };
             let mut adamw = AdamW::new(&model, decay);
             let mut all = Vec::new();
-            for step in 0..3 {
+            for _ in 0..3 {
                 let before = model.full_parameters()?;
-                let gradients = gradients(&mut model, step)?;
+                let gradients = springs::gradients(&mut model, 2)?;
                 adamw.step(&mut model, gradients.clip(0.5).measured())?;
                 let after = model.full_parameters()?;
                 let update = model.last_update().expect("it was measured");
@@ -165,10 +153,10 @@ fn ratios_of_an_update_are_those_of_parameters_before_and_after_it() {
 fn blocks_of_a_long_parameter_add_up() {
     let spec = || ModelSpec::new().unit(Unit::new("long").param(Param::new("long.weight", [9000])));
     common(on_ranks(2, |world| {
-        let mut model = model(world, spec(), ModelOptions::on(mesh(2, 1)))?;
+        let mut model = springs::model_of(world, &spec(), &ModelOptions::on(mesh(2, 1)))?;
         let mut sgd = Sgd::new(&model, SgdOptions { learning_rate: 0.3, ..SgdOptions::default() });
         let before = model.full_parameters()?;
-        let gradients = gradients(&mut model, 0)?;
+        let gradients = springs::gradients(&mut model, 2)?;
         sgd.step(&mut model, gradients.measured())?;
         let measured = model.last_update().expect("it was measured").ratios(&model)?;
         assert_close(&measured, &ratios(&before, &model.full_parameters()?), 1e-12);
@@ -205,11 +193,11 @@ fn a_parameter_that_was_zero_or_not_updated_has_a_ratio_too() {
 fn measuring_changes_no_parameter_and_lasts_for_one_update() {
     let trained = |measured: bool| {
         common(on_ranks(4, |world| {
-            let mut model = model(world, three_units(), ModelOptions::on(mesh(2, 2)))?;
+            let mut model = springs::model(world, &ModelOptions::on(mesh(2, 2)))?;
             let mut adamw = AdamW::new(&model, AdamWOptions::default());
             assert!(model.last_update().is_none());
             for step in 0..4 {
-                let gradients = gradients(&mut model, step)?;
+                let gradients = springs::gradients(&mut model, 2)?;
                 let asks = measured && step % 2 == 0;
                 let gradients = if asks { gradients.measured() } else { gradients };
                 adamw.step(&mut model, gradients)?;
@@ -229,9 +217,9 @@ fn a_skipped_update_is_not_measured() {
             loss_scaling: LossScaling::Off,
             ..ModelOptions::on(mesh(1, 2))
         };
-        let mut model = model(world, three_units(), options)?;
+        let mut model = springs::model(world, &options)?;
         let mut sgd = Sgd::new(&model, SgdOptions::default());
-        let first = gradients(&mut model, 0)?;
+        let first = springs::gradients(&mut model, 2)?;
         sgd.step(&mut model, first.measured())?;
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         slopes::microbatch(&mut step, f32::INFINITY)?;
@@ -250,9 +238,9 @@ fn a_skipped_update_is_not_measured() {
 fn gradients_and_updates_of_another_model_are_refused() {
     let errors = on_ranks(1, |world| {
         let options = || ModelOptions::on(mesh(1, 1));
-        let mut one = model(world.clone(), three_units(), options())?;
-        let other = model(world, three_units(), options())?;
-        let gradients = gradients(&mut one, 0)?;
+        let mut one = springs::model(world.clone(), &options())?;
+        let other = springs::model(world, &options())?;
+        let gradients = springs::gradients(&mut one, 2)?;
         let refused = gradients.norms(&other).expect_err("of another model").to_string();
         Sgd::new(&one, SgdOptions::default()).step(&mut one, gradients.measured())?;
         let update = one.last_update().expect("it was measured");
@@ -267,7 +255,8 @@ fn gradients_and_updates_of_another_model_are_refused() {
     );
 }
 
-/// Zeros, the exponents from -40 to 8, and elements that are not finite, counted by comparison with powers of two.
+/// Zeros, the exponents from -40 to 8, and elements that are not finite, counted by comparison with
+/// powers of two.
 fn counted(values: &[f32]) -> Vec<u64> {
     let mut counts = vec![0; 51];
     for value in values.iter().map(|value| f64::from(value.abs())) {
@@ -313,7 +302,7 @@ fn histograms_count_the_elements_of_whole_gradients_and_parameters() {
             };
             let of_parameters = all_counts(&model.histograms()?);
             assert_eq!(of_parameters, counts(model.full_parameters()?));
-            let gradients = gradients(&mut model, 0)?;
+            let gradients = springs::gradients(&mut model, 2)?;
             let of_gradients = all_counts(&gradients.histograms(&model)?);
             assert_eq!(of_gradients, counts(gradients.full(&model)?));
             Ok((of_parameters, of_gradients))

@@ -1,8 +1,8 @@
 //! Sharded training against unsharded training of the same model on the same items.
 //!
-//! All ranks are bit-identical first. Then the sharded run equals, bit for bit, a baseline without shards, threads or
-//! collectives, that adds the ranks' gradients in the same order: in rank order within a shard group, then over the
-//! microbatches, then over the replicas.
+//! All ranks are bit-identical first. Then the sharded run equals, bit for bit, a baseline without
+//! shards, threads or collectives, that adds the ranks' gradients in the same order: in rank order
+//! within a shard group, then over the microbatches, then over the replicas.
 
 mod baseline;
 mod mlp;
@@ -14,7 +14,8 @@ use std::collections::BTreeMap;
 use hsdp::Mesh;
 use hsdp_tests::support::worlds::mesh;
 
-/// The meshes of all parity tests: with one axis, with the other, with both, and not only in powers of two.
+/// The meshes of all parity tests: with one axis, with the other, with both, and not only in powers
+/// of two.
 fn meshes() -> [Mesh; 6] {
     [mesh(1, 1), mesh(1, 4), mesh(2, 2), mesh(4, 1), mesh(2, 3), mesh(3, 2)]
 }

@@ -1,4 +1,5 @@
-//! The way from a finished step to changed parameters: norms, clipping, learning rates, losses, and optimizers.
+//! The way from a finished step to changed parameters: norms, clipping, learning rates, losses, and
+//! optimizers.
 
 mod clipping;
 mod forgotten;

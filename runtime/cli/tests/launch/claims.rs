@@ -11,13 +11,15 @@ use std::time::Instant;
 use nix::unistd::Uid;
 use tempfile::TempDir;
 
-use crate::job::{Job, NCCL, PATIENCE, command};
+use crate::job::{self, Job, NCCL, PATIENCE, command};
+use crate::mpirun::copy_program;
+use crate::program::Said;
 
 /// A user that owns nothing.
 const NOBODY: u32 = 65534;
 
-/// A job of two ranks that ends when the file `go` exists, and the folder of its temporary files. New files and folders of the
-/// launcher get all the modes that it asks for.
+/// A job of two ranks that ends when the file `go` exists, and the folder of its temporary files.
+/// New files and folders of the launcher get all the modes that it asks for.
 struct Waiting {
     folder: TempDir,
     job: Job,
@@ -28,7 +30,7 @@ impl Waiting {
         Self::within("umask 000; exec \"$@\"")
     }
 
-    /// As `start`, by a script of `sh` in the job's folder.
+    /// Starts the job by a script of `sh` in the job's folder.
     fn within(shell: &str) -> Self {
         let folder = TempDir::new().expect("a folder");
         fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("set");
@@ -37,8 +39,7 @@ impl Waiting {
             folder.path().display()
         );
         let launch = command(&[&NCCL[..], &["-n", "2", "--", "sh", "-c", &script]].concat());
-        let mut open = Command::new("sh");
-        open.args(["-c", shell, "sh"]).arg(launch.get_program()).args(launch.get_args());
+        let mut open = job::within(shell, &launch);
         open.env("TMPDIR", folder.path()).current_dir(folder.path());
         let mut job = Job::spawn(open);
         assert_eq!(job.lines(2), ["[0] up\n", "[1] up\n"]);
@@ -51,8 +52,8 @@ impl Waiting {
         sockets.find(|socket| socket.exists()).expect("the launcher's folder")
     }
 
-    /// A process that claims a rank, and says so if its command runs.
-    fn claimant(&self, (attempt, rank): (u32, u32)) -> Command {
+    /// Returns a process that claims a rank, and prints "here" if its command runs.
+    fn claimant(&self, attempt: u32, rank: u32) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_hsdp"));
         command.args(["launch-rank", "--", "sh", "-c", "echo here"]);
         command.env("HSDP_LAUNCH_SOCKET", self.socket());
@@ -60,8 +61,8 @@ impl Waiting {
         command
     }
 
-    /// Exit code, stdout and stderr of the job, whose ranks go on to their end. No claimant has removed the socket.
-    fn end(self) -> (Option<i32>, String, String) {
+    /// Lets the ranks end, and returns the end of the job. No claimant has removed the socket.
+    fn end(self) -> Said {
         self.socket();
         fs::write(self.folder.path().join("go"), "").expect("written");
         self.job.ended()
@@ -91,13 +92,13 @@ fn the_socket_is_in_a_folder_that_only_its_user_may_enter() {
 fn a_second_claimant_is_refused_and_the_rank_and_the_job_go_on() {
     let waiting = Waiting::start();
     let mut expected = String::new();
-    for (place @ (attempt, rank), because) in [
-        ((0, 0), "another process runs the rank"),
-        ((0, 1), "another process runs the rank"),
-        ((0, 2), "the job has 2 ranks"),
-        ((7, 0), "attempt 7 is over, or not begun"),
+    for (attempt, rank, because) in [
+        (0, 0, "another process runs the rank"),
+        (0, 1, "another process runs the rank"),
+        (0, 2, "the job has 2 ranks"),
+        (7, 0, "attempt 7 is over, or not begun"),
     ] {
-        let output = waiting.claimant(place).output().expect("it starts");
+        let output = waiting.claimant(attempt, rank).output().expect("it starts");
         let refused = format!(
             "hsdp: the launcher has refused this process as rank {rank} of attempt {attempt}\n"
         );
@@ -116,11 +117,9 @@ fn another_user_cannot_reach_the_launcher() {
     }
     let waiting = Waiting::start();
     let program = waiting.folder.path().join("hsdp");
-    // By another process: a child of another test could hold the file open for writing while it is started.
-    let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_hsdp")).arg(&program).status();
-    assert!(copied.expect("it starts").success());
+    copy_program(Path::new(env!("CARGO_BIN_EXE_hsdp")), &program);
     let claims = |program: &Path| {
-        let claimant = waiting.claimant((0, 0));
+        let claimant = waiting.claimant(0, 0);
         let mut other = Command::new(program);
         other.args(claimant.get_args()).uid(NOBODY).gid(NOBODY);
         other.envs(claimant.get_envs().filter_map(|(name, value)| Some((name, value?))));

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::program::Said;
+use crate::program::{Said, output};
 
 /// Longer than any step of these tests takes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -18,7 +18,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// The arguments of a job that needs no MPI.
 pub(crate) const NCCL: [&str; 3] = ["launch", "--comm", "nccl"];
 
-/// The program, with the variables that Open MPI requires of root, and without those of a job in which this test may run.
+/// Returns the program, with the variables that Open MPI requires of root, and without those of a
+/// job in which this test may run.
 pub(crate) fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hsdp"));
     for name in ["RANK", "WORLD_SIZE", "MASTER_ADDR"] {
@@ -31,14 +32,19 @@ pub(crate) fn command(arguments: &[&str]) -> Command {
 
 /// Runs ranks to their end. Each runs a script of `sh`.
 pub(crate) fn ran(options: &[&str], script: &str) -> Said {
-    let output = command(&[options, &["--", "sh", "-c", script]].concat()).output();
-    let output = output.expect("the program starts");
-    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
-    (output.status.code(), text(output.stdout), text(output.stderr))
+    output(&mut command(&[options, &["--", "sh", "-c", script]].concat()))
 }
 
-/// The beginning of a script of `sh`. With `up`, a rank reports that it is up. With `others`, a rank that is to fail waits for the
-/// ranks in `others`. Messages of the shell about signals are not shown.
+/// Returns a script of `sh` that begins a job by `exec "$@"`. The variables of the job are not set.
+pub(crate) fn within(script: &str, job: &Command) -> Command {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script, "sh"]).arg(job.get_program()).args(job.get_args());
+    shell
+}
+
+/// Returns the beginning of a script of `sh`. With `up`, a rank reports that it is up. With
+/// `others`, a rank that fails waits for the ranks in `others`. Messages of the shell about signals
+/// are not shown.
 pub(crate) fn meeting(folder: &Path, others: &[u32]) -> String {
     let file = |rank: &dyn Display| format!("{}/{rank}", folder.display());
     let there: Vec<String> = others.iter().map(|rank| format!("[ -e {} ]", file(rank))).collect();
@@ -70,7 +76,7 @@ impl Job {
         Self { child, stdout }
     }
 
-    /// The next lines of its stdout, in order of rank.
+    /// Returns the next lines of its stdout, in order of rank.
     pub(crate) fn lines(&mut self, count: usize) -> Vec<String> {
         let mut lines: Vec<String> = (0..count)
             .map(|_| {
@@ -88,7 +94,7 @@ impl Job {
         kill(Pid::from_raw(pid), signal).expect("it is there");
     }
 
-    /// Its exit code and its stderr, after it has ended while nobody read its stdout.
+    /// Returns its exit code and its stderr, after it has ended while nobody read its stdout.
     pub(crate) fn ended_unread(mut self) -> (Option<i32>, String) {
         let code = until_ended(&mut self.child);
         let mut told = String::new();
@@ -97,14 +103,14 @@ impl Job {
         (code, told)
     }
 
-    /// Its exit code and its stdout, after it has ended while nobody read its stderr.
+    /// Returns its exit code and its stdout, after it has ended while nobody read its stderr.
     pub(crate) fn ended_untold(mut self) -> (Option<i32>, String) {
         let mut said = String::new();
         self.stdout.read_to_string(&mut said).expect("UTF-8");
         (until_ended(&mut self.child), said)
     }
 
-    /// Its exit code and the rest of its output.
+    /// Returns its exit code and the rest of its output.
     pub(crate) fn ended(mut self) -> Said {
         let mut said = String::new();
         self.stdout.read_to_string(&mut said).expect("UTF-8");

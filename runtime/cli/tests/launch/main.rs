@@ -1,9 +1,9 @@
 //! `hsdp launch`: the environment of ranks, their output and logs, and the end of a job.
 #![cfg(unix)]
 
-#[path = "../program/mpirun.rs"]
+#[path = "../commands/mpirun.rs"]
 mod mpirun;
-#[path = "../program/mod.rs"]
+#[path = "../commands/program.rs"]
 mod program;
 
 mod claims;

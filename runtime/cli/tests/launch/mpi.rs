@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use crate::job::{Job, PATIENCE, command, meeting, ran, until_gone};
 use crate::mpirun::replace_mpirun;
-use crate::program::Said;
+use crate::program::{Said, output};
 
 /// Whether there is an mpirun of Open MPI.
 pub(crate) fn is_open_mpi() -> bool {
@@ -127,21 +127,19 @@ fn a_launcher_that_is_killed_leaves_no_mpirun_and_no_rank() {
     until_gone(&pids);
 }
 
-/// A folder with a program `mpirun`, and the PATH in which it is the first.
-fn with_mpirun(script: &str) -> (TempDir, String) {
+/// Returns a folder with a program `mpirun`, and the PATH in which it is the first.
+pub(crate) fn with_mpirun(script: &str) -> (TempDir, String) {
     let folder = TempDir::new().expect("a folder");
     replace_mpirun(folder.path(), script);
     let path = format!("{}:{}", folder.path().display(), env::var("PATH").unwrap_or_default());
     (folder, path)
 }
 
-/// Exit code, stdout and stderr of a job of two ranks, with a script in place of mpirun.
+/// Runs a job of two ranks with a script in place of mpirun.
 fn by(mpirun: &str, script: &str) -> Said {
     let (_folder, path) = with_mpirun(&format!("#!/bin/sh\n{mpirun}\n"));
     let mut command = command(&["launch", "-n", "2", "--grace", "1", "--", "sh", "-c", script]);
-    let output = command.env("PATH", path).output().expect("the program starts");
-    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
-    (output.status.code(), text(output.stdout), text(output.stderr))
+    output(command.env("PATH", path))
 }
 
 /// The script has the name, the options and the variable of MPICH.
@@ -196,13 +194,12 @@ fn an_mpirun_that_is_slow_to_tell_its_version_gets_the_options_of_its_mpi() {
 fn an_mpirun_that_tells_no_version_is_one_line() {
     let (folder, path) = with_mpirun("#!/there/is/no/such\n");
     let mut command = command(&["launch", "-n", "2", "--", "sh", "-c", "echo here"]);
-    let output = command.env("PATH", path).output().expect("the program starts");
-    let told = String::from_utf8(output.stderr).expect("UTF-8");
+    let (code, _, told) = output(command.env("PATH", path));
     let expected = format!(
         "hsdp: cannot ask mpirun for its version: {}/mpirun: No such file or directory (os error 2)\n",
         folder.path().display()
     );
-    assert_eq!((output.status.code(), told), (Some(2), expected));
+    assert_eq!((code, told), (Some(2), expected));
 }
 
 /// A process of mpirun holds its stdout, so the launcher waits for further lines.
@@ -229,8 +226,8 @@ fn a_signal_after_the_end_of_an_attempt_starts_no_other() {
     assert!(told.ends_with("hsdp: attempt 0 failed: mpirun ended with exit code 4\n"), "{told}");
 }
 
-/// This happens where variables of another job hide those of this one. The second process fails, and mpirun ends with it, as mpirun
-/// does.
+/// This happens where variables of another job hide those of this one. The second process fails,
+/// and mpirun ends with it.
 #[test]
 fn two_of_one_rank_are_an_end_and_no_wait() {
     let twice = r#"

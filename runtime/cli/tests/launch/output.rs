@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use crate::job::{Job, NCCL, PATIENCE, ran, until_gone};
+use crate::job::{Job, NCCL, PATIENCE, command, ran, until_gone};
 
 /// Each rank writes lines in two parts, on both streams, as fast as it can.
 #[test]
@@ -34,18 +34,8 @@ fn lines_are_whole_and_have_their_rank() {
 
 #[test]
 fn the_last_line_needs_no_end_and_bytes_need_be_no_text() {
-    let output = crate::job::command(&[
-        "launch",
-        "--comm",
-        "nccl",
-        "-n",
-        "1",
-        "--",
-        "printf",
-        r"a\377\n\nb",
-    ]);
-    let mut output = output;
-    let output = output.output().expect("the program starts");
+    let mut job = command(&[&NCCL[..], &["-n", "1", "--", "printf", r"a\377\n\nb"]].concat());
+    let output = job.output().expect("the program starts");
     assert_eq!(output.stdout, b"[0] a\xff\n[0] \n[0] b\n");
 }
 
@@ -114,8 +104,9 @@ pub(crate) fn until_still(file: &Path) {
     }
 }
 
-/// A process of the rank fills stdout up to the test, which reads nothing, and ends with the rank. The last lines of the rank fit into
-/// the pipe of its stderr, so the rank ends with success while they are there.
+/// A process of the rank fills stdout up to the test, which reads nothing, and ends with the rank.
+/// The last lines of the rank fit into the pipe of its stderr, so the rank ends with success while
+/// they are there.
 #[test]
 fn the_last_lines_of_a_rank_wait_for_a_reader_that_stands_still() {
     const LINES: usize = 40;
@@ -168,13 +159,10 @@ fn a_process_that_a_rank_leaves_behind_does_not_keep_the_job() {
 #[test]
 fn output_that_a_full_disk_takes_away_is_told_once_and_is_no_success() {
     let folder = TempDir::new().expect("a folder");
-    let logs = folder.path().join("logs");
-    let logs = logs.display().to_string();
-    let script = ["sh", "-c", "echo one; echo two"];
-    let mut command = crate::job::command(
-        &[&["launch", "--comm", "nccl", "-n", "2", "--logs", &*logs, "--"], &script[..]].concat(),
-    );
-    let output = hsdp_train::testing::on_a_full_disk(&mut command).expect("the program starts");
+    let logs = folder.path().join("logs").display().to_string();
+    let options = ["-n", "2", "--logs", &logs, "--", "sh", "-c", "echo one; echo two"];
+    let mut job = command(&[&NCCL[..], &options].concat());
+    let output = hsdp_train::testing::on_a_full_disk(&mut job).expect("the program starts");
     let told = String::from_utf8_lossy(&output.stderr);
     let expected = "hsdp: cannot print to stdout: No space left on device (os error 28): some output of the ranks is lost\n\
                     hsdp: 4 lines of output could not be written, and are lost\n";

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::job::{NCCL, command, ran};
+use crate::program::output;
 
 #[test]
 fn each_rank_has_its_place_and_all_the_same_meeting() {
@@ -46,15 +47,14 @@ fn the_place_and_the_meeting_of_another_job_do_not_reach_the_ranks() {
     ];
     let mut job = command(&["launch", "--comm", "nccl", "-n", "1", "--", "env"]);
     job.envs(OTHER.map(|name| (name, "1"))).env("SLURM_JOB_ID", "7").env("WORLD_SIZE", "5");
-    let output = job.output().expect("the program starts");
-    let said = String::from_utf8(output.stdout).expect("UTF-8");
+    let (code, said, _) = output(&mut job);
     let names: Vec<&str> = said
         .lines()
         .filter_map(|line| line.strip_prefix("[0] ")?.split_once('='))
         .map(|it| it.0)
         .collect();
     let left: Vec<&str> = OTHER.into_iter().filter(|name| names.contains(name)).collect();
-    assert_eq!((output.status.code(), left), (Some(0), Vec::new()));
+    assert_eq!((code, left), (Some(0), Vec::new()));
     assert!(names.contains(&"SLURM_JOB_ID") && said.contains("[0] WORLD_SIZE=1\n"), "{said}");
 }
 

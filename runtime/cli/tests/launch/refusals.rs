@@ -2,8 +2,8 @@
 
 use tempfile::TempDir;
 
-use crate::job::command;
-use crate::program::hsdp;
+use crate::job::{command, within};
+use crate::program::{Said, hsdp, output};
 
 #[test]
 fn what_makes_no_sense_is_one_line() {
@@ -44,14 +44,14 @@ fn the_name_of_a_program_does_not_change_the_terminal() {
     assert_eq!((code, &*told), (Some(127), expected));
 }
 
-/// Exit code and stderr.
+/// Returns the exit code and stderr of a job that is refused.
 fn refused(variables: &[(&str, &str)], without: &[&str]) -> (Option<i32>, String) {
     let mut command = command(&["launch", "-n", "2", "--", "/bin/true"]);
     without.iter().for_each(|name| {
         command.env_remove(name);
     });
-    let output = command.envs(variables.iter().copied()).output().expect("it starts");
-    (output.status.code(), String::from_utf8(output.stderr).expect("UTF-8"))
+    let (code, _, told) = output(command.envs(variables.iter().copied()));
+    (code, told)
 }
 
 #[test]
@@ -80,14 +80,10 @@ fn root_has_to_allow_itself() {
     assert_eq!(refused, (Some(2), expected.to_owned()));
 }
 
-/// A job of 40 ranks under limits of open files.
-fn limited(limits: &str) -> (Option<i32>, String, String) {
+/// Runs a job of 40 ranks under limits of open files.
+fn limited(limits: &str) -> Said {
     let job = command(&["launch", "--comm", "nccl", "-n", "40", "--", "sh", "-c", "ulimit -Sn"]);
-    let mut limited = std::process::Command::new("sh");
-    limited.args(["-c", &format!("{limits}; exec \"$@\""), "sh"]);
-    let output = limited.arg(job.get_program()).args(job.get_args()).output().expect("it starts");
-    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
-    (output.status.code(), text(output.stdout), text(output.stderr))
+    output(&mut within(&format!("{limits}; exec \"$@\""), &job))
 }
 
 #[test]
@@ -100,17 +96,17 @@ fn more_ranks_than_open_files_raise_the_limit_or_are_refused() {
     assert_eq!(limited("ulimit -n 40"), (Some(2), String::new(), expected.to_owned()));
 }
 
-/// Where a thread has no memory, the launcher or an attendant of it is the first to notice. No job hangs, and none panics.
+/// Where a thread has no memory, the launcher or one of its attendants is the first to notice. No
+/// job hangs, and none panics.
 #[test]
 fn a_limit_of_memory_is_an_error_and_no_panic() {
     for most in [20_000, 30_000, 40_000, 60_000] {
         let job = command(&["launch", "--comm", "nccl", "-n", "8", "--grace", "1", "--", "true"]);
-        let mut limited = std::process::Command::new("sh");
-        limited.args(["-c", &format!("ulimit -v {most}; exec \"$@\""), "sh"]);
-        let output =
-            limited.arg(job.get_program()).args(job.get_args()).output().expect("it starts");
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        // A thread without memory for the stack of its signals panics in the standard library, before any code of ours.
+        let mut limited = within(&format!("ulimit -v {most}; exec \"$@\""), &job);
+        let output = limited.output().expect("it starts");
+        let told = String::from_utf8_lossy(&output.stderr);
+        // A thread without memory for the stack of its signals panics in the standard library,
+        // before it runs any code of ours.
         let is_ours = |line: &str| line.contains("panicked") && !line.contains("/library/std/");
         assert!(!told.lines().any(is_ours), "{most} KiB: {told}");
     }

@@ -2,13 +2,13 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use crate::job::{Job, NCCL, command, ran, until_ended, until_gone};
-use crate::mpirun::replace_mpirun;
+use crate::job::{Job, NCCL, command, ran, until_ended, until_gone, within};
+use crate::mpi::with_mpirun;
 use crate::output::until_still;
 
 /// Returns a script of `sh` in which `fill` writes to stdout until the reader has read `lines`
@@ -154,9 +154,8 @@ fn both_streams_in_one_pipe_that_stands_still_do_not_keep_the_job() {
         let script = fill + "(fill >&2) & fill; wait";
         let launch =
             command(&[&NCCL[..], &["-n", "1", "--grace", "1", "--", "sh", "-c", &script]].concat());
-        let mut one = Command::new("sh");
-        one.args(["-c", "exec \"$@\" 2>&1", "sh"]).arg(launch.get_program());
-        let mut child = one.args(launch.get_args()).stdout(Stdio::piped()).spawn().expect("starts");
+        let mut one = within("exec \"$@\" 2>&1", &launch);
+        let mut child = one.stdout(Stdio::piped()).spawn().expect("starts");
         until_still(&notes.of(0));
         let pid = nix::unistd::Pid::from_raw(i32::try_from(child.id()).expect("a number"));
         for _ in 0..signals {
@@ -187,10 +186,9 @@ fn a_reader_that_has_read_enough_ends_no_rank() {
     let folder = TempDir::new().expect("a folder");
     let done = folder.path().join("done");
     let script = format!("yes | head -c 300000; echo > {}", done.display());
-    let launch = command(&[&NCCL[..], &["-n", "1", "--", "sh", "-c", &script]].concat());
-    let mut child = Command::new(launch.get_program());
-    child.args(launch.get_args()).stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut child = child.stderr(Stdio::null()).spawn().expect("the program starts");
+    let mut launch = command(&[&NCCL[..], &["-n", "1", "--", "sh", "-c", &script]].concat());
+    launch.stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = launch.spawn().expect("the program starts");
     drop(child.stdout.take());
     assert_eq!(until_ended(&mut child), Some(0));
     assert!(done.exists());
@@ -203,10 +201,7 @@ fn a_signal_that_was_ignored_from_the_start_stays_ignored() {
     let go = folder.path().join("go");
     let script = format!("echo up; until [ -e {} ]; do sleep 0.02; done", go.display());
     let launch = command(&[&NCCL[..], &["-n", "1", "--", "sh", "-c", &script]].concat());
-    let mut ignoring = Command::new("sh");
-    ignoring.args(["-c", "trap '' HUP; exec \"$@\"", "sh"]).arg(launch.get_program());
-    ignoring.args(launch.get_args());
-    let mut job = Job::spawn(ignoring);
+    let mut job = Job::spawn(within("trap '' HUP; exec \"$@\"", &launch));
     assert_eq!(job.lines(1), ["[0] up\n"]);
     job.signal(Signal::SIGHUP);
     fs::write(go, "").expect("written");
@@ -215,14 +210,12 @@ fn a_signal_that_was_ignored_from_the_start_stays_ignored() {
 
 #[test]
 fn an_mpirun_that_starts_nothing_does_not_keep_a_job_that_gets_a_signal() {
-    let folder = TempDir::new().expect("a folder");
     let script = r#"#!/bin/sh
         if [ "$1" = --version ]; then echo "HYDRA build details:"; exit; fi
         trap '' TERM; echo up; while :; do sleep 0.05; done"#;
-    replace_mpirun(folder.path(), script);
+    let (_folder, path) = with_mpirun(script);
     let mut launch = command(&["launch", "-n", "2", "--grace", "1", "--", "true"]);
-    let path = std::env::var("PATH").unwrap_or_default();
-    launch.env("PATH", format!("{}:{path}", folder.path().display()));
+    launch.env("PATH", path);
     let mut job = Job::spawn(launch);
     assert_eq!(job.lines(1), ["[mpirun] up\n"]);
     job.signal(Signal::SIGTERM);
@@ -239,14 +232,12 @@ fn an_mpirun_that_starts_nothing_does_not_keep_a_job_that_gets_a_signal() {
 fn a_stdout_that_never_waits_takes_all_lines() {
     let script = "yes | head -c 300000";
     let (_, expected, _) = ran(&[&NCCL[..], &["-n", "1"]].concat(), script);
-    let launch = command(&[&NCCL[..], &["-n", "1", "--", "sh", "-c", script]].concat());
+    let mut launch = command(&[&NCCL[..], &["-n", "1", "--", "sh", "-c", script]].concat());
     let (reader, writer) = std::io::pipe().expect("a pipe");
     let set = nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::O_NONBLOCK);
     nix::fcntl::fcntl(&writer, set).expect("set");
-    let mut child = Command::new(launch.get_program());
-    child.args(launch.get_args()).stdin(Stdio::null()).stdout(writer);
-    let mut running = child.spawn().expect("the program starts");
-    drop(child);
+    let mut running = launch.stdout(writer).spawn().expect("the program starts");
+    drop(launch);
     let said = std::io::read_to_string(reader).expect("UTF-8");
     assert_eq!((until_ended(&mut running), said == expected), (Some(0), true));
 }

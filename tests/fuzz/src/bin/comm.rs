@@ -1,4 +1,5 @@
-//! The inputs of hsdp-comm with whatever the fuzzer thinks of: of the target that the variable `HSDP_FUZZ` names.
+//! The inputs of hsdp-comm with whatever the fuzzer thinks of: of the target that the variable
+//! `HSDP_FUZZ` names.
 
 #![no_main]
 

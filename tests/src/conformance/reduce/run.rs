@@ -34,7 +34,7 @@ impl ReduceCase {
 
     fn try_run(&self, site: Site) -> Result<Verdict, String> {
         let reduced =
-            on_ranks((self.mesh, site.carrier), |world| self.run_rank(world, site.placement))?;
+            on_ranks(self.mesh, site.carrier, |world| self.run_rank(world, site.placement))?;
         self.check_agreement(&reduced)?;
         for (rank, reduced) in self.mesh.ranks().zip(&reduced) {
             reduced.ledger.as_ref().map_err(|what| format!("rank {rank}: {what}"))?;
@@ -62,7 +62,8 @@ impl ReduceCase {
         }
     }
 
-    /// Checks that all ranks are equal bit for bit: replicas in their shards with the padding, all ranks in the whole gradient.
+    /// Checks that all ranks are equal bit for bit: replicas in their shards with the padding, all
+    /// ranks in the whole gradient.
     fn check_agreement(&self, reduced: &[Reduced]) -> Result<(), String> {
         for (rank, of_rank) in self.mesh.ranks().zip(reduced) {
             let twin = self.mesh.coordinate(rank).shard_index;
@@ -94,7 +95,8 @@ impl ReduceCase {
         let mut step = model.begin_step(StepOptions::microbatches(self.microbatches))?;
         for microbatch in 0..self.microbatches {
             let mut pass = step.microbatch()?;
-            // A sum over one item: what the gradients are of does not matter, they come from a file as they are.
+            // A sum over one item: what the gradients are of does not matter, they come from a file
+            // as they are.
             let seed = pass.loss(LossSum::new(0.0, 1))?;
             assert_eq!(seed.value(), 1.0, "the gradients of the case started from 1");
             for unit in (0..self.units.len()).rev() {

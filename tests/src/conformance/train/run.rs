@@ -16,7 +16,8 @@ use crate::conformance::compare::{Tally, first_difference};
 use crate::conformance::ranks::{Site, on_ranks};
 use crate::conformance::{Verdict, ledger};
 
-/// The scale of losses where gradients or the wire are f16: a power of two, which comes out again exactly.
+/// The scale of losses where gradients or the wire are f16: a power of two, which comes out again
+/// exactly.
 const F16_LOSS_SCALE: f64 = 1024.0;
 
 /// The results of one rank after the last step.
@@ -43,7 +44,7 @@ impl TrainCase {
 
     fn try_run(&self, site: Site) -> Result<Verdict, String> {
         let trained =
-            on_ranks((self.mesh, site.carrier), |world| self.run_rank(world, site.placement))?;
+            on_ranks(self.mesh, site.carrier, |world| self.run_rank(world, site.placement))?;
         self.check_agreement(&trained)?;
         for (rank, trained) in self.mesh.ranks().zip(&trained) {
             trained.ledger.as_ref().map_err(|what| format!("rank {rank}: {what}"))?;
@@ -137,7 +138,7 @@ impl TrainCase {
         let flows = world.ledger().since(&before);
         let steps = self.steps as u64;
         let microbatches = self.microbatches as u64;
-        let ledger = ledger::against_plan(model.plan(), rank, (steps, microbatches), &flows);
+        let ledger = ledger::against_plan(model.plan(), rank, steps, microbatches, &flows);
         Ok(Trained { loss, grad_norm, parameters: model.full_parameters()?, ledger })
     }
 

@@ -1,7 +1,7 @@
 //! The contributions to each element of a case, in absolute values: the measure of its bound.
 //!
-//! The same sums as in the case, in one process, of absolute values. Elements that only travel are the one contribution to
-//! themselves.
+//! The same sums as in the case, in one process, of absolute values. Elements that only travel are
+//! the one contribution to themselves.
 
 use hsdp::collective::{Collective, Reducer};
 

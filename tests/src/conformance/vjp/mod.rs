@@ -10,7 +10,8 @@ use hsdp::collective::Collective;
 #[derive(Clone, Debug)]
 pub struct VjpCase {
     name: String,
-    /// The operation that every rank applies. The copies of its output are `Replicate`: each rank has a loss of its own.
+    /// The operation that every rank applies. The copies of its output are `Replicate`: each rank
+    /// has a loss of its own.
     collective: Collective,
     /// Of each rank, equally many elements.
     inputs: Vec<Vec<f64>>,

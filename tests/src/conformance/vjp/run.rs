@@ -35,24 +35,25 @@ impl VjpCase {
 
     fn try_run(&self, carrier: Carrier) -> Result<Verdict, String> {
         let mesh = Mesh::new(1, self.world_size()).map_err(|error| error.to_string())?;
-        let results = on_ranks((mesh, carrier), |world| self.run_rank(&world))?;
+        let results = on_ranks(mesh, carrier, |world| self.run_rank(&world))?;
         let contributions = Contributions::of(self);
         let mut tally = Tally::default();
         for (rank, result) in results.iter().enumerate() {
-            let expected = (&self.expected.outputs[rank], &contributions.outputs[rank]);
-            match (&result.output, expected) {
-                (Some(output), (Some(expected), of)) => {
-                    compare(&mut tally, ("output", rank), output, (expected, of))?;
+            match (&result.output, &self.expected.outputs[rank]) {
+                (Some(output), Some(expected)) => {
+                    let of = &contributions.outputs[rank];
+                    compare(&mut tally, "output", rank, output, expected, of)?;
                 }
-                (None, (None, _)) => {}
+                (None, None) => {}
                 (Some(output), _) => {
                     let len = output.len();
                     return Err(format!("rank {rank}: output of {len} elements, expected none"));
                 }
                 (None, _) => return Err(format!("rank {rank}: no output, expected one")),
             }
-            let gradient = (&*self.expected.gradients[rank], &*contributions.gradients[rank]);
-            compare(&mut tally, ("gradient", rank), &result.gradient, gradient)?;
+            let expected = &self.expected.gradients[rank];
+            let of = &contributions.gradients[rank];
+            compare(&mut tally, "gradient", rank, &result.gradient, expected, of)?;
         }
         Ok(tally.verdict())
     }
@@ -70,9 +71,11 @@ impl VjpCase {
 /// Compares the results of `rank` with the expected ones, within a bound from their contributions.
 fn compare(
     tally: &mut Tally,
-    (what, rank): (&str, usize),
+    what: &str,
+    rank: usize,
     got: &[f64],
-    (expected, contributions): (&[f64], &[f64]),
+    expected: &[f64],
+    contributions: &[f64],
 ) -> Result<(), String> {
     if got.len() != expected.len() {
         let [got, expected] = [got.len(), expected.len()];

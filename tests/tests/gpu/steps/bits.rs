@@ -22,17 +22,18 @@ pub(super) const TRAINERS: [Trainer; 5] = [
     Trainer::Lion,
 ];
 
-fn trained(options: &ModelOptions, how: (Trainer, StepOptions)) -> Vec<Trained> {
+fn trained(options: &ModelOptions, trainer: Trainer, begin: StepOptions) -> Vec<Trained> {
     let ranks = options.mesh.world_size();
-    on_ranks(ranks, |world| Training::new(world, options, how)?.train(STEPS))
+    on_ranks(ranks, |world| Training::new(world, options, trainer, begin)?.train(STEPS))
 }
 
 /// Trains here and there, and compares all that is known.
-pub(super) fn compare(options: &ModelOptions, how: (Trainer, StepOptions)) {
-    let on_host = trained(&ModelOptions { placement: Placement::Host, ..options.clone() }, how);
-    let on_device = trained(options, how);
+pub(super) fn compare(options: &ModelOptions, trainer: Trainer, begin: StepOptions) {
+    let on_host =
+        trained(&ModelOptions { placement: Placement::Host, ..options.clone() }, trainer, begin);
+    let on_device = trained(options, trainer, begin);
     for (rank, (found, expected)) in on_device.iter().zip(&on_host).enumerate() {
-        let what = format!("rank {rank}, {how:?}, {options:?}");
+        let what = format!("rank {rank}, {trainer:?}, {begin:?}, {options:?}");
         compare_values(&found.parameters, &expected.parameters, &what);
         compare_values(&found.gradient, &expected.gradient, &format!("gradient, {what}"));
         assert_eq!(found.losses, expected.losses, "losses, {what}");
@@ -55,7 +56,8 @@ fn compare_values(
     }
 }
 
-/// The `turn`-th mesh: every mode, with a wire, a dtype and an optimizer that the other meshes have with other modes.
+/// The `turn`-th mesh: every mode, with a wire, a dtype and an optimizer that the other meshes have
+/// with other modes.
 fn on_mesh(turn: usize, mesh: [usize; 2]) {
     let dtypes = [DType::F32, DType::BF16, DType::F16];
     for (mode, accumulation) in Accumulation::ALL.into_iter().enumerate() {
@@ -67,7 +69,7 @@ fn on_mesh(turn: usize, mesh: [usize; 2]) {
             ..placed(DEVICE, mesh)
         };
         let trainer = TRAINERS[(3 * turn + mode) % 5];
-        compare(&options, (trainer, StepOptions::microbatches(3)));
+        compare(&options, trainer, StepOptions::microbatches(3));
     }
 }
 
@@ -107,7 +109,7 @@ fn two_replicas_of_three_shards_train_to_the_bits_of_the_host() {
 fn steps_of_as_many_microbatches_as_come_train_to_the_bits_of_the_host() {
     for accumulation in Accumulation::ALL {
         let options = ModelOptions { accumulation, ..placed(DEVICE, [2, 2]) };
-        compare(&options, (Trainer::AdamW, StepOptions::as_many_as_come()));
+        compare(&options, Trainer::AdamW, StepOptions::as_many_as_come());
     }
 }
 
@@ -119,17 +121,19 @@ fn every_objective_trains_to_the_bits_of_the_host() {
         let precision =
             Precision { parameters: DType::BF16, wire: DType::BF16, ..Precision::default() };
         let options = ModelOptions { objective, precision, ..placed(DEVICE, [2, 2]) };
-        compare(&options, (Trainer::Sgd(Momentum::Off), StepOptions::microbatches(3)));
+        compare(&options, Trainer::Sgd(Momentum::Off), StepOptions::microbatches(3));
     }
 }
 
-/// Norms and histograms of gradients and parameters, and the ratios of an update where it is on the host.
+/// Norms and histograms of gradients and parameters, and the ratios of an update where it is on the
+/// host.
 type Measured = (Norms, Norms, Histograms, Histograms, Option<Norms>);
 
 fn measured(placement: Placement) -> Vec<Measured> {
     on_ranks(4, |world| {
-        let how = (Trainer::Sgd(Momentum::Off), StepOptions::microbatches(3));
-        let mut training = Training::new(world, &placed(placement, [2, 2]), how)?;
+        let begin = StepOptions::microbatches(3);
+        let mut training =
+            Training::new(world, &placed(placement, [2, 2]), Trainer::Sgd(Momentum::Off), begin)?;
         training.run(1)?;
         let gradients = training.gradients()?;
         let model = &training.model;
@@ -159,8 +163,8 @@ fn norms_and_histograms_are_those_of_the_host() {
 #[ignore = "needs a CUDA device"]
 fn an_update_on_a_device_cannot_be_measured() {
     let refused = on_ranks(1, |world| {
-        let how = (Trainer::AdamW, StepOptions::microbatches(3));
-        let mut training = Training::new(world, &placed(DEVICE, [1, 1]), how)?;
+        let begin = StepOptions::microbatches(3);
+        let mut training = Training::new(world, &placed(DEVICE, [1, 1]), Trainer::AdamW, begin)?;
         let gradients = training.gradients()?;
         let before = training.model.full_parameters()?;
         let refused = training.update(gradients.measured()).expect_err("it is on a device");

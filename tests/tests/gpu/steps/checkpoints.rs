@@ -1,15 +1,16 @@
-//! A model that lies on a device goes on from a checkpoint of one on the host, and the other way round.
+//! A model that lies on a device goes on from a checkpoint of one on the host, and the other way
+//! round.
 
 use std::path::Path;
 
 use hsdp::checkpoint::{CheckpointOptions, Checkpointed, Checkpoints, Content};
 use hsdp::{
     AdamW, AdamWOptions, Error, Momentum, Offload, Optimizer, Param, Placement, Sgd, SgdOptions,
-    ShardedModel, StepOptions,
+    ShardedModel,
 };
 use hsdp_sharding::Role;
 use hsdp_tests::support::models::partly_frozen;
-use hsdp_tests::support::springs::{self, Batch};
+use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common, on_ranks};
 
 use super::{DEVICE, offloading, placed};
@@ -17,11 +18,7 @@ use super::{DEVICE, offloading, placed};
 /// Two steps.
 fn train(model: &mut ShardedModel, optimizer: &mut impl Optimizer) -> Result<(), Error> {
     for _ in 0..2 {
-        let rank = model.rank().index();
-        let number = model.committed_steps();
-        let mut step = model.begin_step(StepOptions::microbatches(1))?;
-        springs::microbatch(&mut step, Batch::of(rank, number, 0))?;
-        let gradients = step.finish()?;
+        let gradients = springs::gradients(model, 1)?;
         optimizer.step(model, gradients)?;
     }
     Ok(())
@@ -38,8 +35,10 @@ enum Begin {
 
 /// Parameters after that and two steps more.
 fn run<O: Optimizer + Checkpointed>(
-    (placement, begin): (Placement, Begin),
-    (folder, content): (&Path, Content),
+    placement: Placement,
+    begin: Begin,
+    folder: &Path,
+    content: Content,
     optimizer: impl Fn(&ShardedModel) -> O + Sync,
 ) -> Vec<u32> {
     let parameters = on_ranks(4, |world| {
@@ -74,8 +73,8 @@ fn compare<O: Optimizer + Checkpointed>(
 ) {
     for content in [Content::All, Content::Trainable] {
         let folder = tempfile::tempdir().expect("a folder");
-        let expected = run((from, Begin::Anew), (folder.path(), content), optimizer);
-        let found = run((to, Begin::Resumed), (folder.path(), content), optimizer);
+        let expected = run(from, Begin::Anew, folder.path(), content, optimizer);
+        let found = run(to, Begin::Resumed, folder.path(), content, optimizer);
         let optimizer = std::any::type_name::<O>();
         assert!(found == expected, "{optimizer} from {from:?} to {to:?}, {content:?}");
     }

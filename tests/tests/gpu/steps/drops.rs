@@ -13,13 +13,8 @@ use hsdp_tests::support::worlds::{common, on_ranks};
 use super::{DEVICE, PLACES, placed};
 
 /// One step of two microbatches.
-fn step(model: &mut ShardedModel, adamw: &mut AdamW, number: u64) -> Result<(), Error> {
-    let rank = model.rank().index();
-    let mut step = model.begin_step(StepOptions::microbatches(2))?;
-    for microbatch in 0..2 {
-        springs::microbatch(&mut step, Batch::of(rank, number, microbatch))?;
-    }
-    let gradients = step.finish()?;
+fn step(model: &mut ShardedModel, adamw: &mut AdamW) -> Result<(), Error> {
+    let gradients = springs::gradients(model, 2)?;
     adamw.step(model, gradients).map(drop)
 }
 
@@ -45,15 +40,14 @@ fn give_up(model: &mut ShardedModel, until: Until) -> Result<(), Error> {
 /// Three steps, of which the second is first given up, where that is asked for.
 fn trained(options: &ModelOptions, given_up: Option<Until>) -> BTreeMap<String, Vec<f32>> {
     common(on_ranks(options.mesh.world_size(), |world| {
-        let mut model =
-            ShardedModel::new(world, keeping_the_second(), options.clone(), springs::initial)?;
+        let mut model = springs::model_of(world, &keeping_the_second(), options)?;
         let mut adamw = AdamW::new(&model, AdamWOptions::default());
-        step(&mut model, &mut adamw, 0)?;
+        step(&mut model, &mut adamw)?;
         if let Some(until) = given_up {
             give_up(&mut model, until)?;
         }
-        step(&mut model, &mut adamw, 1)?;
-        step(&mut model, &mut adamw, 2)?;
+        step(&mut model, &mut adamw)?;
+        step(&mut model, &mut adamw)?;
         model.full_parameters()
     }))
 }

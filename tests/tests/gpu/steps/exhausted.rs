@@ -1,6 +1,8 @@
-//! A rank whose device has no memory left: it and all others end the step, and go on with the next when there is some.
+//! A rank whose device has no memory left: it and all others end the step, and go on with the next
+//! when there is some.
 //!
-//! Who takes all memory takes it from all tests. So these run in a process of their own, which takes no more of the device than a little.
+//! Who takes all memory takes it from all tests. So these run in a process of their own, which
+//! takes no more of the device than a little.
 
 use std::collections::BTreeMap;
 use std::sync::Barrier;
@@ -112,7 +114,8 @@ fn reduce(mut pass: Pass<'_>, slope: f32) -> Result<(), Error> {
     pass.finish()
 }
 
-/// What rank 1 is told, which finds no memory before something; rank 0 is told the same of it, and the next step takes place.
+/// What rank 1 is told, which finds no memory before something; rank 0 is told the same of it, and
+/// the next step takes place.
 fn told(before: Before, accumulation: Accumulation) -> String {
     let options = ModelOptions { accumulation, ..placed(DEVICE, [1, 2]) };
     let meeting = Barrier::new(2);

@@ -7,11 +7,11 @@ use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
 use hsdp::memory::{self, Category};
 use hsdp::{
     AdamW, AdamWOptions, ByteCount, DType, Error, ModelSpec, Muon, MuonOptions, Offload, Param,
-    Placement, Precision, ShardedModel, State, StepOptions, Unit, World,
+    Placement, Precision, ShardedModel, State, Unit, World,
 };
 use hsdp_kernels::{MatrixDType, NewtonSchulz};
 use hsdp_tests::support::models::layer;
-use hsdp_tests::support::springs::{self, Batch};
+use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common, on_ranks};
 
 use super::super::apart::is_apart;
@@ -19,8 +19,9 @@ use super::{DEVICE, PLACES, offloading, placed};
 
 const MESHES: [[usize; 2]; 4] = [[1, 1], [1, 3], [2, 2], [2, 1]];
 
-/// The most by which a parameter may differ after four steps. Each step moves the elements of a matrix by about `RATE`; 1e-6 of a direction's
-/// norm for each iteration is the difference of the sums, and later gradients follow the parameters.
+/// The most by which a parameter may differ after four steps. Each step moves the elements of a
+/// matrix by about `RATE`; 1e-6 of a direction's norm for each iteration is the difference of the
+/// sums, and later gradients follow the parameters.
 const BOUND: f32 = 1e-5;
 const RATE: f64 = 0.02;
 
@@ -47,7 +48,8 @@ struct Training {
 impl Training {
     fn new(
         world: World,
-        (placement, mesh): (Placement, [usize; 2]),
+        placement: Placement,
+        mesh: [usize; 2],
         dtype: MatrixDType,
     ) -> Result<Self, Error> {
         let precision = Precision { parameters: DType::BF16, ..Precision::default() };
@@ -64,11 +66,7 @@ impl Training {
     fn train(&mut self, steps: usize) -> Result<(), Error> {
         let Self { model, both: (muon, adamw) } = self;
         for _ in 0..steps {
-            let rank = model.rank().index();
-            let number = model.committed_steps();
-            let mut step = model.begin_step(StepOptions::microbatches(1))?;
-            springs::microbatch(&mut step, Batch::of(rank, number, 0))?;
-            let gradients = step.finish()?;
+            let gradients = springs::gradients(model, 1)?;
             model.update_by(
                 gradients,
                 [(&mut *muon, is_matrix), (&mut *adamw, |param| !is_matrix(param))],
@@ -97,7 +95,7 @@ fn muon_trains_as_on_the_host() {
     for mesh in MESHES {
         let trained = |placement| {
             common(on_ranks(mesh[0] * mesh[1], |world| {
-                let mut training = Training::new(world, (placement, mesh), MatrixDType::F32)?;
+                let mut training = Training::new(world, placement, mesh, MatrixDType::F32)?;
                 training.train(4)?;
                 training.model.full_parameters()
             }))
@@ -114,7 +112,7 @@ fn muon_trains_as_on_the_host() {
 fn iterations_in_bf16_are_nearly_those_of_the_host() {
     let trained = |placement| {
         common(on_ranks(2, |world| {
-            let mut training = Training::new(world, (placement, [1, 2]), MatrixDType::BF16)?;
+            let mut training = Training::new(world, placement, [1, 2], MatrixDType::BF16)?;
             training.train(1)?;
             training.model.full_parameters()
         }))
@@ -123,7 +121,8 @@ fn iterations_in_bf16_are_nearly_those_of_the_host() {
     for (name, expected) in on_host {
         let differences = on_device[&name].iter().zip(&expected).map(|(a, b)| (a - b).abs());
         let most = differences.fold(0.0, f32::max);
-        // Two units in the last place of a direction of norm 1, times the largest rate of an element, that of the tall matrix.
+        // Two units in the last place of a direction of norm 1, times the largest rate of an
+        // element, that of the tall matrix.
         assert!(f64::from(most) <= 2.0 * RATE * (45f64 / 11.0).sqrt() / 128.0, "{name}: {most}");
     }
 }
@@ -131,7 +130,7 @@ fn iterations_in_bf16_are_nearly_those_of_the_host() {
 fn resumed(folder: &Path, [from, to]: [Placement; 2]) -> BTreeMap<String, Vec<f32>> {
     let run = |placement, is_new: bool| {
         common(on_ranks(4, |world| {
-            let mut training = Training::new(world, (placement, [2, 2]), MatrixDType::F32)?;
+            let mut training = Training::new(world, placement, [2, 2], MatrixDType::F32)?;
             let mut checkpoints =
                 Checkpoints::open(&training.model, folder, CheckpointOptions::default())?;
             if !is_new {
@@ -166,7 +165,7 @@ fn the_momentum_of_muon_goes_on_elsewhere() {
 fn peaks(mesh: [usize; 2]) -> Vec<[[ByteCount; 2]; 2]> {
     memory::reset_peaks();
     on_ranks(mesh[0] * mesh[1], |world| {
-        let mut training = Training::new(world, (DEVICE, mesh), MatrixDType::F32)?;
+        let mut training = Training::new(world, DEVICE, mesh, MatrixDType::F32)?;
         training.train(2)?;
         let rank = training.model.rank();
         let plan = training.model.plan();

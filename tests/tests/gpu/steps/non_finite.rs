@@ -1,4 +1,5 @@
-//! Gradients that are not finite: what a device notes and is read when the step ends says the same as the host.
+//! Gradients that are not finite: what a device notes and is read when the step ends says the same
+//! as the host.
 
 use hsdp::{
     Accumulation, DType, DynamicScale, Error, LossScaling, ModelOptions, Objective, Optimizer,
@@ -58,7 +59,8 @@ fn the_first_that_is_not_finite_is_told_as_on_the_host() {
     }
 }
 
-/// Each gradient is finite. What is not is their sum, over shards, over replicas or over microbatches, or what they become on the wire.
+/// Each gradient is finite. What is not is their sum, over shards, over replicas or over
+/// microbatches, or what they become on the wire.
 #[test]
 #[ignore = "needs a CUDA device"]
 fn sums_and_roundings_that_overflow_are_told_as_on_the_host() {
@@ -93,7 +95,7 @@ fn scaled(options: &ModelOptions, begin: StepOptions) -> Vec<(f64, bool, Vec<u32
         let mut told = Vec::new();
         for _ in 0..4 {
             // 4 times the scale does not fit f16 until it has been halved twice.
-            let update = update(&mut model, &mut sgd, (begin, if rank == 3 { 4.0 } else { 0.25 }))?;
+            let update = update(&mut model, &mut sgd, begin, if rank == 3 { 4.0 } else { 0.25 })?;
             let all = model.full_parameters()?.into_values().flatten();
             let bits = all.map(f32::to_bits).collect();
             told.push((model.loss_scale(), update == Update::Applied, bits));
@@ -105,7 +107,8 @@ fn scaled(options: &ModelOptions, begin: StepOptions) -> Vec<(f64, bool, Vec<u32
 fn update(
     model: &mut ShardedModel,
     sgd: &mut Sgd,
-    (begin, slope): (StepOptions, f32),
+    begin: StepOptions,
+    slope: f32,
 ) -> Result<Update, Error> {
     let mut step = model.begin_step(begin)?;
     slopes::microbatch(&mut step, slope)?;
@@ -149,8 +152,8 @@ fn a_step_goes_on_after_a_gradient_that_was_refused() {
                 Sgd::new(&model, SgdOptions { learning_rate: 1.0, ..SgdOptions::default() });
             let once = StepOptions::microbatches(1);
             let bad = if rank == 2 { f32::NAN } else { 0.5 };
-            update(&mut model, &mut sgd, (once, bad)).expect_err("it is not finite");
-            update(&mut model, &mut sgd, (once, 0.5))?;
+            update(&mut model, &mut sgd, once, bad).expect_err("it is not finite");
+            update(&mut model, &mut sgd, once, 0.5)?;
             model.full_parameters()
         }));
         for (_, param) in three_units().params() {

@@ -1,5 +1,5 @@
-//! Models of which a part is in host memory: they train to the same bits as those on the host, and hold what the plan says, there
-//! and here.
+//! Models of which a part is in host memory: they train to the same bits as those on the host, and
+//! hold what the plan says, there and here.
 
 use hsdp::memory::{self, Category};
 use hsdp::{
@@ -32,7 +32,7 @@ fn what_is_offloaded_trains_to_the_bits_of_the_host() {
                 precision: Precision { parameters, wire, output: None },
                 ..placed(offloading(offload), mesh)
             };
-            compare(&options, (TRAINERS[turn % 4], StepOptions::microbatches(3)));
+            compare(&options, TRAINERS[turn % 4], StepOptions::microbatches(3));
             turn += 1;
         }
     }
@@ -58,11 +58,11 @@ const CATEGORIES: [Category; 6] = [
 /// The peaks of two steps by rank, and what was planned. What is frozen is larger than all else.
 fn peaks(options: &ModelOptions, offload: Offload, dtypes: &[Option<DType>]) -> Vec<[Held; 2]> {
     memory::reset_peaks();
-    let how = (Trainer::AdamW, StepOptions::default());
+    let begin = StepOptions::default();
     let table = Unit::new("table").param(Param::new("table.weight", [300, 100]).frozen());
     on_ranks(options.mesh.world_size(), |world| {
         let spec = computing_in(&training::spec().unit(table.clone()), dtypes);
-        let mut training = Training::with(world, spec, options, how)?;
+        let mut training = Training::with(world, spec, options, Trainer::AdamW, begin)?;
         training.run(2)?;
         let rank = training.model.rank();
         let plan = training.model.plan();

@@ -15,9 +15,9 @@ use super::{DEVICE, placed};
 /// The peaks of two steps, and what was planned, by category and rank.
 fn peaks(spec: &ModelSpec, options: &ModelOptions) -> Vec<([ByteCount; 9], [ByteCount; 9])> {
     memory::reset_peaks();
-    let how = (Trainer::AdamW, StepOptions::default());
+    let begin = StepOptions::default();
     on_ranks(options.mesh.world_size(), |world| {
-        let mut training = Training::with(world, spec.clone(), options, how)?;
+        let mut training = Training::with(world, spec.clone(), options, Trainer::AdamW, begin)?;
         training.run(2)?;
         let rank = training.model.rank();
         let measured = Category::COUNTED.map(|it| memory::usage_on_device(rank, it).peak);

@@ -10,9 +10,10 @@ use super::training::{Trained, Trainer, Training, spec};
 use super::{DEVICE, offloading, placed};
 
 fn trained(options: &ModelOptions, dtypes: &[Option<DType>]) -> Vec<Trained> {
-    let how = (Trainer::AdamW, StepOptions::microbatches(3));
+    let begin = StepOptions::microbatches(3);
     on_ranks(options.mesh.world_size(), |world| {
-        Training::with(world, computing_in(&spec(), dtypes), options, how)?.train(2)
+        Training::with(world, computing_in(&spec(), dtypes), options, Trainer::AdamW, begin)?
+            .train(2)
     })
 }
 

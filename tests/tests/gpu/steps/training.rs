@@ -22,8 +22,8 @@ use super::super::{stream, upload};
 /// Microbatches of each step.
 const MICROBATCHES: usize = 3;
 
-/// Units with a frozen parameter between others, with one of whole rows, frozen as a whole, kept from forward to backward, and
-/// larger than a block of threads takes.
+/// Units with a frozen parameter between others, with one of whole rows, frozen as a whole, kept
+/// from forward to backward, and larger than a block of threads takes.
 pub(super) fn spec() -> ModelSpec {
     let mixed = Unit::new("mixed")
         .param(Param::new("mixed.weight", [37, 19]))
@@ -49,7 +49,8 @@ struct At {
 }
 
 impl At {
-    /// Whether a parameter gets a gradient: some get none in some microbatches, on some ranks, or in a whole step.
+    /// Whether a parameter gets a gradient: some get none in some microbatches, on some ranks, or
+    /// in a whole step.
     fn has_gradient(self, param: &Param) -> bool {
         let Self { rank, step, microbatch } = self;
         match param.name.as_str() {
@@ -135,9 +136,10 @@ impl Training {
     pub(super) fn new(
         world: World,
         options: &ModelOptions,
-        how: (Trainer, StepOptions),
+        trainer: Trainer,
+        begin: StepOptions,
     ) -> Result<Self, Error> {
-        Self::with(world, spec(), options, how)
+        Self::with(world, spec(), options, trainer, begin)
     }
 
     /// The same, of another model.
@@ -145,7 +147,8 @@ impl Training {
         world: World,
         spec: ModelSpec,
         options: &ModelOptions,
-        (trainer, begin): (Trainer, StepOptions),
+        trainer: Trainer,
+        begin: StepOptions,
     ) -> Result<Self, Error> {
         let stream = (options.placement != Placement::Host).then(stream);
         let model = ShardedModel::new(world, spec, options.clone(), springs::initial)?;
@@ -203,7 +206,8 @@ impl Training {
     }
 }
 
-/// One microbatch: what it hands in depends on the parameters that it gathers, so that a bit which differs spreads.
+/// One microbatch: what it hands in depends on the parameters that it gathers, so that a bit which
+/// differs spreads.
 fn pass(mut pass: Pass<'_>, at: At, stream: Option<&Stream>) -> Result<(), Error> {
     let handle = pass.handle();
     let spec = handle.plan().spec();
@@ -223,7 +227,7 @@ fn pass(mut pass: Pass<'_>, at: At, stream: Option<&Stream>) -> Result<(), Error
         };
         let params = spec[id].params.iter().enumerate();
         let gradients = params.map(|(index, param)| {
-            let gradient = gradient(&full, (id, index), at, seed);
+            let gradient = gradient(&full, id, index, at, seed);
             at.has_gradient(param).then(|| lent(gradient, stream.filter(|_| at.lies_there(index))))
         });
         let gradients = gradients.collect();
@@ -243,7 +247,7 @@ impl At {
 }
 
 /// In the compute dtype, as a backward makes it.
-fn gradient(full: &Full, (unit, index): (UnitId, usize), at: At, seed: f32) -> HostBuffer {
+fn gradient(full: &Full, unit: UnitId, index: usize, at: At, seed: f32) -> HostBuffer {
     let values = full.values(index);
     let noise = ordinary(at.seed(ParamId { unit, index }), values.len());
     let elements = values.to_f32().into_iter().zip(noise);

@@ -92,7 +92,8 @@ fn descend(run: DeviceRun<'_>, rate: f64) -> Result<(), CudaError> {
     stream.sgd(update, &pieces, &step, None)
 }
 
-/// The norm of a gradient whose elements are all alike is the same whatever the order of its sum, and so is what is clipped.
+/// The norm of a gradient whose elements are all alike is the same whatever the order of its sum,
+/// and so is what is clipped.
 #[test]
 #[ignore = "needs a CUDA device"]
 fn an_optimizer_that_was_written_outside_updates_clipped_gradients_as_ours_does_on_the_host() {

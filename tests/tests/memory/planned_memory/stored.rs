@@ -10,11 +10,12 @@ use hsdp::{
 };
 use hsdp_checkpoint::{Disk, Store, Weights, export};
 use hsdp_tests::support::models::partly_frozen;
+use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{mesh, on_ranks};
 use serde_json::Value;
 
 use crate::alone;
-use crate::planned_memory::{Compared, model, uneven_units};
+use crate::planned_memory::{Compared, uneven_units};
 
 #[test]
 fn peaks_are_as_planned_with_frozen_parameters_that_are_stored_in_the_compute_dtype() {
@@ -24,13 +25,14 @@ fn peaks_are_as_planned_with_frozen_parameters_that_are_stored_in_the_compute_dt
             let precision = Precision::compute_in(dtype);
             let options = ModelOptions { precision, ..ModelOptions::on(mesh(replicate, shard)) };
             let name = format!("stored in {dtype}, {}", options.mesh);
-            compared.add((&name, &stored_units(dtype), &options));
+            compared.add(&name, &stored_units(dtype), &options);
         }
     }
     println!("{}", compared.table());
 }
 
-/// Their 2 bytes an element are there, and no f32 of more than a unit at any time: also not where the model is read.
+/// Their 2 bytes an element are there, and no f32 of more than a unit at any time: also not where
+/// the model is read.
 #[test]
 fn stored_parameters_take_two_bytes_also_while_they_are_made_imported_saved_and_loaded() {
     for (replicate, shard) in [(1, 1), (2, 2), (1, 3)] {
@@ -44,7 +46,7 @@ fn stored_parameters_take_two_bytes_also_while_they_are_made_imported_saved_and_
         let ranks = options.mesh.world_size();
         memory::reset_peaks();
         let made = on_ranks(ranks, |world| {
-            let model = model(world, &spec, &options)?;
+            let model = springs::model_of(world, &spec, &options)?;
             let adamw = AdamW::new(&model, AdamWOptions::default());
             let with = CheckpointOptions::default();
             Checkpoints::open(&model, &store, with)?.save(&model, &adamw, &Value::Null)?;
@@ -64,7 +66,7 @@ fn stored_parameters_take_two_bytes_also_while_they_are_made_imported_saved_and_
         }
         // A copy of all parameters is there until all ranks have read all.
         let loaded = on_ranks(ranks, |world| {
-            let mut model = model(world, &spec, &options)?;
+            let mut model = springs::model_of(world, &spec, &options)?;
             let mut adamw = AdamW::new(&model, AdamWOptions::default());
             let with = CheckpointOptions::default();
             Checkpoints::open(&model, &store, with)?.load(&mut model, &mut adamw, 0)?;
@@ -90,7 +92,7 @@ fn a_load_of_the_trainable_parameters_copies_no_frozen_one() {
         let spec = if dtype == DType::F32 { partly_frozen() } else { stored_units(dtype) };
         memory::reset_peaks();
         let loaded = on_ranks(4, |world| {
-            let mut model = model(world, &spec, &options)?;
+            let mut model = springs::model_of(world, &spec, &options)?;
             let mut adamw = AdamW::new(&model, AdamWOptions::default());
             let content = Content::Trainable;
             let with = CheckpointOptions { content, ..CheckpointOptions::default() };

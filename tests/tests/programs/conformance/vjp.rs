@@ -1,5 +1,5 @@
-//! The kind `vjp` of the conformance runner: corners that the cases in `cases` do not have, failures that must be seen, and
-//! cases that make no sense.
+//! The kind `vjp` of the conformance runner: corners that the cases in `cases` do not have,
+//! failures that must be seen, and cases that make no sense.
 
 use std::fs;
 
@@ -132,8 +132,8 @@ fn product() -> Value {
     )
 }
 
-/// The bound is that of what contributes, not of what is left of it: 8.5 times 7 in the last element of rank 0, of which 3.5
-/// is left.
+/// The bound is that of what contributes, not of what is left of it: 8.5 times 7 in the last
+/// element of rank 0, of which 3.5 is left.
 #[test]
 fn the_bound_is_of_the_absolute_contributions() {
     let off_by = |ratio: f64| {

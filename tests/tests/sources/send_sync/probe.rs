@@ -2,7 +2,8 @@
 
 use std::marker::PhantomData;
 
-/// Says for a type which of the three traits it has: the inherent constant is found first, where its bound holds.
+/// Says for a type which of the three traits it has: the inherent constant is found first, where
+/// its bound holds.
 pub(crate) struct Probe<T: ?Sized>(PhantomData<T>);
 
 pub(crate) trait Absent {

@@ -1,23 +1,21 @@
-//! Ranks were given different options, models, steps or values: all ranks get an error that names the difference, before any data
-//! is mixed up.
+//! Ranks that were given different options, models, steps or values: all ranks get an error that
+//! names the difference, before they exchange any data.
 
 use hsdp::{
-    AdamW, AdamWOptions, DType, Error, ModelOptions, ModelSpec, Optimizer, Param, Precision,
-    ShardedModel, StepOptions, Unit, Unused, World,
+    AdamW, AdamWOptions, DType, ModelOptions, ModelSpec, Optimizer, Param, Precision, ShardedModel,
+    StepOptions, Unit, Unused,
 };
 use hsdp_tests::support::models::three_units;
-use hsdp_tests::support::springs::{self, Batch};
+use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common_error, mesh, outcomes};
 
 #[test]
 fn a_rank_that_never_updates_is_found_when_the_next_step_begins() {
     let error = common_error(outcomes(4, |world| {
         let rank = world.rank().index();
-        let mut model = model(world, &ModelOptions::on(mesh(2, 2)))?;
+        let mut model = springs::model(world, &ModelOptions::on(mesh(2, 2)))?;
         let mut adamw = AdamW::new(&model, AdamWOptions::default());
-        let mut step = model.begin_step(StepOptions::microbatches(1))?;
-        springs::microbatch(&mut step, Batch::of(rank, 0, 0))?;
-        let gradients = step.finish()?;
+        let gradients = springs::gradients(&mut model, 1)?;
         if rank != 3 {
             adamw.step(&mut model, gradients)?;
         }
@@ -35,7 +33,7 @@ fn a_rank_that_never_updates_is_found_when_the_next_step_begins() {
 fn ranks_that_begin_different_steps_are_named() {
     let error = common_error(outcomes(4, |world| {
         let count = if world.rank().index() == 1 { Some(3) } else { None };
-        let mut model = model(world, &ModelOptions::on(mesh(2, 2)))?;
+        let mut model = springs::model(world, &ModelOptions::on(mesh(2, 2)))?;
         model.begin_step(StepOptions { microbatches: count, ..StepOptions::default() }).map(drop)
     }));
     let what = "the number of microbatches of the step";
@@ -45,32 +43,44 @@ fn ranks_that_begin_different_steps_are_named() {
     );
 }
 
-#[test]
-fn ranks_that_plan_differently_are_named() {
-    let error = common_error(outcomes(4, |world| {
-        let prefetch = if world.rank().index() == 3 { 2 } else { 1 };
-        model(world, &ModelOptions { prefetch, ..ModelOptions::on(mesh(2, 2)) })
-    }));
-    assert_eq!(error.to_string(), option_differs("rank 3 has prefetch 2, rank 0 has prefetch 1"));
-}
-
-#[test]
-fn ranks_on_different_meshes_are_named() {
-    let error = common_error(outcomes(4, |world| {
-        let mesh = if world.rank().index() == 2 { mesh(4, 1) } else { mesh(2, 2) };
-        model(world, &ModelOptions::on(mesh))
-    }));
-    assert_eq!(error.to_string(), option_differs("rank 2 has mesh 4x1, rank 0 has mesh 2x2"));
-}
+/// Returns the options of a rank.
+type Options = fn(usize) -> ModelOptions;
 
 #[test]
 fn ranks_with_different_options_are_named() {
-    let error = common_error(outcomes(4, |world| {
-        let unused = if world.rank().index() == 1 { Unused::ErrorOnAnyRank } else { Unused::Zeros };
-        model(world, &ModelOptions { unused, ..ModelOptions::on(mesh(2, 2)) })
-    }));
-    let expected = option_differs("rank 1 has unused ErrorOnAnyRank, rank 0 has unused Zeros");
-    assert_eq!(error.to_string(), expected);
+    let of_ranks: [(Options, &str); 4] = [
+        (
+            |rank| ModelOptions { prefetch: [1, 1, 1, 2][rank], ..ModelOptions::on(mesh(2, 2)) },
+            "rank 3 has prefetch 2, rank 0 has prefetch 1",
+        ),
+        (
+            |rank| ModelOptions::on(if rank == 2 { mesh(4, 1) } else { mesh(2, 2) }),
+            "rank 2 has mesh 4x1, rank 0 has mesh 2x2",
+        ),
+        (
+            |rank| {
+                let unused = if rank == 1 { Unused::ErrorOnAnyRank } else { Unused::Zeros };
+                ModelOptions { unused, ..ModelOptions::on(mesh(2, 2)) }
+            },
+            "rank 1 has unused ErrorOnAnyRank, rank 0 has unused Zeros",
+        ),
+        (
+            |rank| {
+                let output = (rank == 1).then_some(DType::BF16);
+                let precision = Precision { output, ..Precision::default() };
+                ModelOptions { precision, ..ModelOptions::on(mesh(1, 4)) }
+            },
+            "rank 1 has precision.output bf16, rank 0 has precision.output as it is",
+        ),
+    ];
+    for (options, who_has_what) in of_ranks {
+        let error = common_error(outcomes(4, |world| {
+            let options = options(world.rank().index());
+            springs::model(world, &options)
+        }));
+        let expected = format!("an option of the model differs between ranks: {who_has_what}");
+        assert_eq!(error.to_string(), expected);
+    }
 }
 
 #[test]
@@ -93,8 +103,8 @@ fn ranks_that_begin_steps_of_different_models_are_told_which() {
     let error = common_error(outcomes(2, |world| {
         let rank = world.rank().index();
         let on = ModelOptions::on(mesh(1, 2));
-        let one = model(world.clone(), &on)?;
-        let other = model(world, &ModelOptions { prefetch: 2, ..on })?;
+        let one = springs::model(world.clone(), &on)?;
+        let other = springs::model(world, &ModelOptions { prefetch: 2, ..on })?;
         let mut first = if rank == 0 { one } else { other };
         first.begin_step(StepOptions::microbatches(1)).map(drop)
     }));
@@ -107,10 +117,6 @@ fn ranks_that_begin_steps_of_different_models_are_told_which() {
              rank 0: {header}, model 0, {step}\n  rank 1: {header}, model 1, {step}"
         )
     );
-}
-
-fn option_differs(who_has_what: &str) -> String {
-    format!("an option of the model differs between ranks: {who_has_what}")
 }
 
 #[test]
@@ -161,19 +167,4 @@ fn ranks_whose_models_have_other_settings_are_named() {
     let expected = "the model spec differs between ranks: rank 2 has rope_theta 500000, rank 0 has \
                     rope_theta 10000";
     assert_eq!(error.to_string(), expected);
-}
-
-fn model(world: World, options: &ModelOptions) -> Result<ShardedModel, Error> {
-    ShardedModel::new(world, three_units(), options.clone(), springs::initial)
-}
-
-#[test]
-fn ranks_with_another_output_dtype_are_named() {
-    let error = common_error(outcomes(2, |world| {
-        let output = (world.rank().index() == 1).then_some(DType::BF16);
-        let precision = Precision { output, ..Precision::default() };
-        model(world, &ModelOptions { precision, ..ModelOptions::on(mesh(1, 2)) })
-    }));
-    let expected = "rank 1 has precision.output bf16, rank 0 has precision.output as it is";
-    assert_eq!(error.to_string(), option_differs(expected));
 }

@@ -1,4 +1,5 @@
-//! Faults that a model cannot have are refused where it is made: on all ranks alike, also where only one process has the fault.
+//! Faults that a model cannot have are refused where it is made: on all ranks alike, also where
+//! only one process has the fault.
 
 use std::time::{Duration, Instant};
 

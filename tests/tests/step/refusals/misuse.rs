@@ -1,4 +1,5 @@
-//! A rank misuses the API in a way that the types cannot forbid: it gets an error at run time, with names and numbers.
+//! A rank misuses the API in a way that the types cannot forbid: it gets an error at run time, with
+//! names and numbers.
 
 use hsdp::{
     DType, Error, LossScaling, LossSum, Mesh, ModelOptions, Objective, ParamId, Pass, PassHandle,
@@ -343,7 +344,8 @@ fn begun(model: &mut ShardedModel) -> Step<'_> {
     model.begin_step(StepOptions::microbatches(2)).expect("a step")
 }
 
-/// Runs a microbatch without any use of the model, and gives what an autograd would still hold of it.
+/// Runs a microbatch without any use of the model, and gives what an autograd would still hold of
+/// it.
 fn finished(step: &mut Step<'_>) -> Result<PassHandle, Error> {
     let mut pass = step.microbatch()?;
     let _ = pass.loss(LossSum::new(0.0, 1))?;

@@ -96,12 +96,8 @@ fn named(world: World, on: &ModelOptions) -> Result<[ShardedModel; 2], Error> {
 }
 
 fn step(model: &mut ShardedModel) -> Result<(), Error> {
-    let rank = model.rank().index();
-    let number = model.committed_steps();
     let mut sgd = Sgd::new(model, SgdOptions::default());
-    let mut step = model.begin_step(StepOptions::microbatches(1))?;
-    springs::microbatch(&mut step, Batch::of(rank, number, 0))?;
-    let gradients = step.finish()?;
+    let gradients = springs::gradients(model, 1)?;
     sgd.step(model, gradients).map(drop)
 }
 
@@ -351,23 +347,16 @@ fn checkpoints_in_two_folders_that_ranks_save_in_different_orders_are_named() {
 #[test]
 fn parameters_and_gradients_that_meet_are_named() {
     let norms = |model: &mut ShardedModel, crosses: bool| {
-        let gradients = gradients(model)?;
+        let gradients = springs::gradients(model, 1)?;
         if crosses { model.norms() } else { gradients.norms(model) }.map(drop)
     };
     let full = |model: &mut ShardedModel, crosses: bool| {
-        let gradients = gradients(model)?;
+        let gradients = springs::gradients(model, 1)?;
         if crosses { model.full_parameters() } else { gradients.full(model) }.map(drop)
     };
     for act in [norms, full] {
         errors_of_meshes(&SHARDED, one, act, ["gradients, ", "rank 1: "]);
     }
-}
-
-fn gradients(model: &mut ShardedModel) -> Result<hsdp::Gradients, Error> {
-    let rank = model.rank().index();
-    let mut step = model.begin_step(StepOptions::microbatches(1))?;
-    springs::microbatch(&mut step, Batch::of(rank, 0, 0))?;
-    step.finish()
 }
 
 /// Two optimizers of equal shapes that exchange data.
@@ -377,7 +366,7 @@ fn optimizers_that_ranks_call_in_different_orders_are_named() {
         let make = || Muon::new(model, MuonOptions::default());
         let mut first = make();
         let mut second = make();
-        let gradients = gradients(model)?;
+        let gradients = springs::gradients(model, 1)?;
         let in_first = |param: &Param| param.name.starts_with("first");
         let in_second = |param: &Param| param.name.starts_with("second");
         let of_first: Selected<'_> = (&mut first, in_first);
@@ -395,7 +384,7 @@ fn an_optimizer_without_parameters_is_not_taken_for_that_of_the_first_one() {
         let make = || Muon::new(model, MuonOptions::default());
         let mut idle = make();
         let mut only = make();
-        let gradients = gradients(model)?;
+        let gradients = springs::gradients(model, 1)?;
         let of_none: Selected<'_> = (&mut idle, |_| false);
         let of_all: Selected<'_> = (&mut only, |_| true);
         let both = if crosses { [of_all, of_none] } else { [of_none, of_all] };

@@ -1,11 +1,11 @@
-//! Replicas of a shard compare its bits where the options ask for that, and a difference is an error.
+//! Replicas of a shard compare its bits where the options ask for that, and a difference is an
+//! error.
 
 use std::num::NonZeroU64;
 
-use hsdp::{Error, Gradients, ModelOptions, ShardedModel, StepOptions, World};
+use hsdp::{Error, Gradients, ModelOptions, ShardedModel, World};
 use hsdp_comm::{Channel, Op};
-use hsdp_tests::support::models::three_units;
-use hsdp_tests::support::springs::{self, Batch};
+use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
 
 /// An update of SGD, on a machine that flips one bit if `flips` says so.
@@ -25,12 +25,10 @@ fn train(world: World, every: Option<u64>, flip: Option<u64>) -> Result<u64, Err
     let compare_replicas = every.and_then(NonZeroU64::new);
     let options = ModelOptions { compare_replicas, ..ModelOptions::on(mesh(3, 2)) };
     let rank = world.rank().index();
-    let mut model = ShardedModel::new(world.clone(), three_units(), options, springs::initial)?;
+    let mut model = springs::model(world.clone(), &options)?;
     let before = world.ledger().op(Channel::Control, Op::AllGather).calls;
     for number in 0..10 {
-        let mut step = model.begin_step(StepOptions::microbatches(1))?;
-        springs::microbatch(&mut step, Batch::of(rank, number, 0))?;
-        let gradients = step.finish()?;
+        let gradients = springs::gradients(&mut model, 1)?;
         update(&mut model, gradients, rank == 4 && flip == Some(number))?;
     }
     Ok(world.ledger().op(Channel::Control, Op::AllGather).calls - before)

@@ -1,5 +1,5 @@
-//! Ranks that update a step in different ways: all ranks get an error that names the option and both values, before the next
-//! step, before a checkpoint is saved, and at the end of the run.
+//! Ranks that update a step in different ways: all ranks get an error that names the option and
+//! both values, before the next step, before a checkpoint is saved, and at the end of the run.
 
 use std::path::Path;
 
@@ -100,7 +100,8 @@ fn another_learning_rate_is_named_at_the_end_of_the_run() {
     assert_eq!(told(ANOTHER_RATE, ShardedModel::end_run), differs(RATES));
 }
 
-/// The present options of the optimizers are the same when the checkpoint is saved: those of the update were not.
+/// The present options of the optimizers are the same when the checkpoint is saved: those of the
+/// update were not.
 #[test]
 fn another_learning_rate_is_named_before_a_checkpoint_is_saved() {
     for save in [save, save_in_background] {

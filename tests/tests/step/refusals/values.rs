@@ -1,4 +1,5 @@
-//! Values that would destroy the parameters, or that no machine has room for: errors that name them, before anything changes.
+//! Values that would destroy the parameters, or that no machine has room for: errors that name
+//! them, before anything changes.
 
 use std::time::{Duration, Instant};
 

@@ -13,7 +13,7 @@ use hsdp::{
 };
 use hsdp_comm::{Between, Channel, Pending, Tag};
 use hsdp_tests::support::models::three_units;
-use hsdp_tests::support::springs::{self, Batch};
+use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{DEADLINE, mesh};
 use serde_json::json;
 
@@ -100,7 +100,7 @@ const MISTAKES: [(&str, Mistake); 16] = [
         dropped(it.model.evaluation()?)
     }),
     ("gradients of another model", |it| {
-        let gradients = gradients(&mut it.model)?;
+        let gradients = springs::gradients(&mut it.model, 1)?;
         gradients.norms(&it.other).map(drop)
     }),
     ("a model on a mesh of another size", |it| {
@@ -122,14 +122,6 @@ fn dropped(evaluation: Evaluation<'_>) -> Result<(), Error> {
     Err(Error::Options { what: "its data is wrong".to_owned() })
 }
 
-fn gradients(model: &mut ShardedModel) -> Result<hsdp::Gradients, Error> {
-    let rank = model.rank().index();
-    let number = model.committed_steps();
-    let mut step = model.begin_step(StepOptions::microbatches(1))?;
-    springs::microbatch(&mut step, Batch::of(rank, number, 0))?;
-    step.finish()
-}
-
 /// Calls that come before the mistake. A rank that is behind may get the mistake of another one
 /// there, if that takes no part in the call.
 const BEFORE: [Mistake; 4] = [
@@ -142,7 +134,7 @@ const BEFORE: [Mistake; 4] = [
 /// Calls that come next, each collective over the world.
 const NEXT: [(&str, Mistake); 4] = [
     ("a step", |it| {
-        let gradients = gradients(&mut it.model)?;
+        let gradients = springs::gradients(&mut it.model, 1)?;
         it.sgd.step(&mut it.model, gradients).map(drop)
     }),
     ("a sum", |it| it.model.world().sum(1.0).map(drop).map_err(Error::from)),
@@ -212,20 +204,20 @@ fn a_mistake_that_another_rank_made_before_a_collective_of_the_user_is_announced
             let told = if world.rank().index() == 0 {
                 begin(&mut program).expect_err("it is refused")
             } else {
-                gradients(&mut program.model).expect_err("rank 0 fails in its call")
+                springs::gradients(&mut program.model, 1).expect_err("rank 0 fails in its call")
             };
             let own = "begin_step on rank 0, step ";
             assert!(told.to_string().contains(own), "round {round}: {told}");
             assert!(!told.is_fatal(), "round {round}: {told}");
-            gradients(&mut program.model).map(drop)?;
+            springs::gradients(&mut program.model, 1).map(drop)?;
         }
         Ok::<_, Error>(())
     });
     ends.into_iter().for_each(|end| end.expect("all go on"));
 }
 
-/// Rank 1 leaves the first evaluation since rank 0 drops it, and drops the second one itself. Rank 0
-/// waits in that one, and is notified.
+/// Rank 1 leaves the first evaluation since rank 0 drops it, and drops the second one itself. Rank
+/// 0 waits in that one, and is notified.
 #[test]
 fn the_drop_of_a_later_evaluation_is_announced() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -243,7 +235,7 @@ fn the_drop_of_a_later_evaluation_is_announced() {
             let told = by[1 - world.rank().index()].as_ref().expect_err("the other dropped it");
             let own = format!(" aborted by rank {}", 1 - world.rank().index());
             assert!(told.to_string().contains(&own), "round {round}: {told}");
-            gradients(&mut program.model).map(drop)?;
+            springs::gradients(&mut program.model, 1).map(drop)?;
         }
         Ok::<_, Error>(())
     });

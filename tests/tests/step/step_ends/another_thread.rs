@@ -11,8 +11,9 @@ use hsdp_tests::support::worlds::mesh;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Rank 1 asks for no unit. A thread of rank 0 waits for one, inside the engine, when rank 0 drops the step: the drop
-/// tells all ranks at once, and the thread that waits gets the same error as rank 1.
+/// Rank 1 asks for no unit. A thread of rank 0 waits for one, inside the engine, when rank 0 drops
+/// the step: the drop tells all ranks at once, and the thread that waits gets the same error as
+/// rank 1.
 #[test]
 fn a_drop_is_announced_though_another_thread_waits_in_the_step() {
     // In the declared order the thread waits in a gather; while the order is found, in an exchange.

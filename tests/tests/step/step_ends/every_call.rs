@@ -1,5 +1,5 @@
-//! A call that fails on one rank alone, at every call of a run: all other ranks get an error that names this rank and its
-//! reason, and the run goes on.
+//! A call that fails on one rank alone, at every call of a run: all other ranks get an error that
+//! names this rank and its reason, and the run goes on.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU64;
@@ -51,7 +51,8 @@ fn ranks_that_leave_are_told_of_every_call_that_fails_between_ranks_apart() {
     fail_everywhere(Between::Messages, Then::Leave);
 }
 
-/// Has each stage of each step fail in each way, and then each call of a rank, and checks the errors of all ranks.
+/// Has each stage of each step fail in each way, and then each call of a rank, and checks the
+/// errors of all ranks.
 fn fail_everywhere(between: Between, then: Then) {
     let undisturbed = run(None, between, then);
     let undisturbed = ended(&undisturbed);
@@ -61,7 +62,7 @@ fn fail_everywhere(between: Between, then: Then) {
         for (rank, fared) in
             ranks.iter().enumerate().filter(|(rank, _)| *rank != fault.rank.index())
         {
-            assert_told(&fault, (rank, fared), own);
+            assert_told(&fault, rank, fared, own);
         }
         if then == Then::Again {
             assert_eq!(ended(&ranks), undisturbed, "{fault}: {own}");
@@ -102,7 +103,7 @@ fn stage_of(own: &str) -> String {
 }
 
 /// The first error of a rank is that of the culprit.
-fn assert_told(fault: &Fault, (rank, fared): (usize, &Fared), own: &str) {
+fn assert_told(fault: &Fault, rank: usize, fared: &Fared, own: &str) {
     let Some((told, aborted)) = fared.told.first() else {
         panic!("{fault}: rank {rank} is told nothing of {own}");
     };

@@ -1,4 +1,5 @@
-//! A call of a step fails or panics in the middle of its work, and the program goes on as if it had not: the step does not finish.
+//! A call of a step fails or panics in the middle of its work, and the program goes on as if it had
+//! not: the step does not finish.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,9 +10,8 @@ use hsdp::{
 };
 use hsdp_comm::{Fault, FaultKind, Stage};
 use hsdp_tests::support::models::unit;
+use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{launched, mesh};
-
-use crate::step_ends::model;
 
 const CULPRIT: usize = 1;
 
@@ -24,7 +24,7 @@ fn finished(
     let world = WorldOptions { faults, ..WorldOptions::default() };
     let ended = launched(2, world, |world| {
         let rank = world.rank().index();
-        let mut model = model(world, options)?;
+        let mut model = springs::model(world, options)?;
         let mut step = model.begin_step(StepOptions::microbatches(2))?;
         for microbatch in 0..2 {
             reduce(&mut step, (rank, microbatch))?;
@@ -35,7 +35,8 @@ fn finished(
     ended.map(|end| end.expect_err("a call has failed").to_string()).collect()
 }
 
-/// A microbatch that reduces one unit, and does not look whether that succeeds, as a careless program does.
+/// A microbatch that reduces one unit, and does not look whether that succeeds, as a careless
+/// program does.
 fn one_unit(step: &mut Step<'_>, gradient: impl GradientValues + 'static) -> Result<(), Error> {
     let mut pass = step.microbatch()?;
     let _ = pass.loss(LossSum::new(0.0, 1))?;

@@ -1,5 +1,6 @@
-//! Code of the caller that runs inside a call of the model, and uses the model, panics or lies there: an error or the end of the
-//! world follows, at once, and no rank goes on with wrong parameters.
+//! Code of the caller that runs inside a call of the model, and uses the model, panics or lies
+//! there: an error or the end of the world follows, at once, and no rank goes on with wrong
+//! parameters.
 
 use std::fmt;
 use std::ops::Range;
@@ -116,7 +117,8 @@ fn a_handle_that_is_used_while_a_gradient_is_read_is_refused() {
     }
 }
 
-/// The program catches the panic and goes on: its parameters are those of no step, on one rank or on all.
+/// The program catches the panic and goes on: its parameters are those of no step, on one rank or
+/// on all.
 #[test]
 fn an_update_that_panics_ends_the_world_where_the_next_step_would_begin() {
     for culprits in [1..2, 0..4] {

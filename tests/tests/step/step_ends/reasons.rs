@@ -1,4 +1,5 @@
-//! The errors that ranks get for a step that failed: they name the rank, the step and the reason, and come in time.
+//! The errors that ranks get for a step that failed: they name the rank, the step and the reason,
+//! and come in time.
 
 use std::num::NonZeroU64;
 use std::sync::OnceLock;
@@ -14,13 +15,14 @@ use hsdp_tests::support::models::{three_units, unit};
 use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::worlds::{common, launched, mesh, on_ranks, outcomes};
 
-use crate::step_ends::{STEPS, attempt, model};
+use crate::step_ends::{STEPS, attempt};
 
-/// A rank finds its batch broken before it begins the step: it has no step to drop, and the others wait for its header.
+/// A rank finds its batch broken before it begins the step: it has no step to drop, and the others
+/// wait for its header.
 #[test]
 fn a_step_that_is_given_up_before_it_begins_is_begun_again_by_all() {
     let told = on_ranks(4, |world| {
-        let mut model = model(world.clone(), &ModelOptions::on(mesh(2, 2)))?;
+        let mut model = springs::model(world.clone(), &ModelOptions::on(mesh(2, 2)))?;
         let mut adamw = AdamW::new(&model, AdamWOptions::default());
         if world.rank().index() == 2 {
             let reason = "batch 17 cannot be read".to_owned();
@@ -40,7 +42,7 @@ fn a_rank_that_fails_while_replicas_are_compared_is_told_of_and_the_step_is_begu
     let ended = hsdp::launch(4, WorldOptions { faults, ..WorldOptions::default() }, |world| {
         let compare_replicas = NonZeroU64::new(1);
         let options = ModelOptions { compare_replicas, ..ModelOptions::on(mesh(2, 2)) };
-        let mut model = model(world, &options)?;
+        let mut model = springs::model(world, &options)?;
         let mut adamw = AdamW::new(&model, AdamWOptions::default());
         attempt(&mut model, &mut adamw, None)?;
         let told = attempt(&mut model, &mut adamw, None).expect_err("rank 2 fails");
@@ -59,7 +61,7 @@ fn a_rank_that_fails_while_replicas_are_compared_is_told_of_and_the_step_is_begu
 fn the_others_are_told_why_a_step_failed() {
     let outcomes = outcomes(2, |world| {
         let rank = world.rank().index();
-        let mut model = model(world, &ModelOptions::on(mesh(1, 2)))?;
+        let mut model = springs::model(world, &ModelOptions::on(mesh(1, 2)))?;
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         let mut pass = step.microbatch()?;
         let _ = pass.loss(LossSum::new(0.0, 1))?;
@@ -101,7 +103,7 @@ fn an_error_of_the_step_comes_before_the_reason_that_its_owner_gives() {
 fn a_step_without_weight_is_refused_on_all_ranks_and_the_next_goes_on() {
     let norms = on_ranks(4, |world| {
         let rank = world.rank().index();
-        let mut model = model(world, &ModelOptions::on(mesh(2, 2)))?;
+        let mut model = springs::model(world, &ModelOptions::on(mesh(2, 2)))?;
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         springs::microbatch(&mut step, Batch(0..0))?;
         let refused = step.finish().expect_err("there is nothing to divide by");
@@ -169,7 +171,7 @@ fn heard_by_rank_1(end: impl Fn(Step<'_>) + Sync) -> String {
 
 /// Trains until the world ends; `after` is told the number of each step.
 fn train_until_the_end(world: World, after: impl Fn(u64)) -> Result<(), Error> {
-    let mut model = model(world, &ModelOptions::on(mesh(2, 2)))?;
+    let mut model = springs::model(world, &ModelOptions::on(mesh(2, 2)))?;
     let mut adamw = AdamW::new(&model, AdamWOptions::default());
     for _ in 0..STEPS {
         let step = model.committed_steps();

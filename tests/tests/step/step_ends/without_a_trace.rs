@@ -1,4 +1,5 @@
-//! A step that was given up leaves no trace: training ends with the parameters of a run in which no step was given up.
+//! A step that was given up leaves no trace: training ends with the parameters of a run in which no
+//! step was given up.
 
 use std::collections::BTreeMap;
 
@@ -12,9 +13,10 @@ use hsdp_tests::support::models::{layer, three_units};
 use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::worlds::{mesh, on_ranks};
 
-use crate::step_ends::{Accident, STEPS, attempt, model};
+use crate::step_ends::{Accident, STEPS, attempt};
 
-/// One attempt at each step, another for each rank that may give one up, and no end of them in no case.
+/// One attempt at each step, another for each rank that may give one up, and no end of them in no
+/// case.
 const ATTEMPTS: u64 = STEPS + 4;
 
 const ACCIDENTS: [Accident; 7] = [
@@ -81,7 +83,8 @@ fn ranks_that_drop_a_step_in_different_places_leave_no_trace_either() {
     }
 }
 
-/// Collectives of 32 KiB and more are done by worker threads, some of it after the step has been given up.
+/// Collectives of 32 KiB and more are done by worker threads, some of it after the step has been
+/// given up.
 #[test]
 fn a_step_dropped_while_workers_are_busy_leaves_no_trace_either() {
     let spec = ModelSpec::new().unit(layer("first", [150, 200])).unit(layer("second", [200, 150]));
@@ -99,7 +102,7 @@ fn a_step_dropped_while_workers_are_busy_leaves_no_trace_either() {
 fn a_step_can_be_dropped_again_and_again() {
     let told = on_ranks(4, |world| {
         let rank = world.rank().index();
-        let mut model = model(world, &ModelOptions::on(mesh(2, 2)))?;
+        let mut model = springs::model(world, &ModelOptions::on(mesh(2, 2)))?;
         let mut aborts = 0;
         for attempt in 0..12 {
             let mut step = model.begin_step(StepOptions::microbatches(1))?;
@@ -113,8 +116,8 @@ fn a_step_can_be_dropped_again_and_again() {
     assert_eq!(told, [9; 4]);
 }
 
-/// A rank that does by hand what the model does for it (it announces the end of its step, and goes on to the next epoch) does
-/// not end the next step, too, when it drops this one.
+/// A rank that does by hand what the model does for it (it announces the end of its step, and goes
+/// on to the next epoch) does not end the next step, too, when it drops this one.
 #[test]
 fn a_step_that_was_left_behind_by_hand_is_given_up_once() {
     let epochs = hsdp::launch(2, WorldOptions::default(), |world| -> Result<_, Error> {

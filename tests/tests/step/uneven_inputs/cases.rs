@@ -1,5 +1,6 @@
-//! The six cases of a loop in which one rank has 5 inputs and the other 6: with and without a policy that lets them go
-//! on, and with a barrier of the user's in the loop, after it, or not at all.
+//! The six cases of a loop in which one rank has 5 inputs and the other 6: with and without a
+//! policy that lets them go on, and with a barrier of the user's in the loop, after it, or not at
+//! all.
 
 use std::time::Instant;
 
@@ -12,7 +13,7 @@ use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::worlds::{DEADLINE, common, common_error, mesh, on_ranks, outcomes};
 
 use crate::uneven_inputs::{
-    Parameters, RECIPES, Recipe, assert_near, model, reference, reference_of, train,
+    Parameters, RECIPES, Recipe, assert_near, reference, reference_of, train,
 };
 
 const INPUTS: [u64; 2] = [5, 6];
@@ -30,7 +31,7 @@ type Act = fn(&World) -> Result<(), Error>;
 
 fn run(world: World, mesh: Mesh, uneven: Uneven, in_loop: Act) -> Result<ShardedModel, Error> {
     let inputs = INPUTS[world.rank().index()];
-    let mut model = model(world, &ModelOptions { uneven, ..ModelOptions::on(mesh) })?;
+    let mut model = springs::model(world, &ModelOptions { uneven, ..ModelOptions::on(mesh) })?;
     let mut optimizer: Box<dyn Optimizer> = Recipe::Momentum.optimizer(&model);
     train(&mut model, &mut *optimizer, inputs, &in_loop)?;
     Ok(model)
@@ -69,8 +70,8 @@ fn case_1_join() {
     }
 }
 
-/// The optimizer's state is that of the data that there was, too: it shows in steps that are made afterwards with it, by which
-/// momentum that a rank had missed would be carried on.
+/// The optimizer's state is that of the data that there was, too: it shows in steps that are made
+/// afterwards with it, by which momentum that a rank had missed would be carried on.
 #[test]
 fn case_1_join_leaves_the_state_of_the_optimizer_as_one_rank_has_it() {
     const MORE: u64 = 3;
@@ -81,7 +82,7 @@ fn case_1_join_leaves_the_state_of_the_optimizer_as_one_rank_has_it() {
             let options = ModelOptions { uneven, ..ModelOptions::on(mesh(replicate, shard)) };
             let found = common(on_ranks(2, |world| {
                 let inputs = INPUTS[world.rank().index()];
-                let mut model = model(world, &options)?;
+                let mut model = springs::model(world, &options)?;
                 let mut optimizer = recipe.optimizer(&model);
                 for inputs in [inputs, MORE] {
                     train(&mut model, &mut *optimizer, inputs, &nothing)?;
@@ -111,8 +112,8 @@ fn case_4_join_and_a_barrier_in_the_loop() {
     }
 }
 
-/// Another collective than a barrier cannot do without the rank that is out: both are told so at its first call, the one by
-/// the call and the other by the step that is given up for it.
+/// Another collective than a barrier cannot do without the rank that is out: both are told so at
+/// its first call, the one by the call and the other by the step that is given up for it.
 #[test]
 fn case_4_join_and_another_collective_in_the_loop() {
     let sums = |world: &World| {
@@ -128,11 +129,12 @@ fn case_4_join_and_another_collective_in_the_loop() {
     assert_eq!(told, [&format!("step 5 aborted by rank 1: {absent}"), absent]);
 }
 
-/// A loop that knows nothing of policies: a rank makes a step for each of its inputs, and then stops.
+/// A loop that knows nothing of policies: a rank makes a step for each of its inputs, and then
+/// stops.
 fn plain_loop(world: World, uneven: Uneven, in_loop: Act) -> Result<ShardedModel, Error> {
     let rank = world.rank().index();
     let options = ModelOptions { uneven, ..ModelOptions::on(mesh(1, 2)) };
-    let mut model = model(world.clone(), &options)?;
+    let mut model = springs::model(world.clone(), &options)?;
     let mut optimizer = Recipe::Momentum.optimizer(&model);
     for number in 0..INPUTS[rank] {
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
@@ -147,7 +149,8 @@ fn plain_loop(world: World, uneven: Uneven, in_loop: Act) -> Result<ShardedModel
 const ENDS: &str = "step 5: ranks 0 end their run after 5 steps, ranks 1 have data for another step: give every rank the \
                     same number of batches, or choose Uneven::Stop or Uneven::ZeroWeight";
 
-/// Cases 2 and 3 with a loop that knows nothing of policies, and says where it ends: no rank succeeds.
+/// Cases 2 and 3 with a loop that knows nothing of policies, and says where it ends: no rank
+/// succeeds.
 #[test]
 fn cases_2_and_3_a_plain_loop_that_says_where_it_ends_is_refused_on_all_ranks() {
     for in_loop in [nothing, barrier] as [Act; 2] {
@@ -162,7 +165,8 @@ fn cases_2_and_3_a_plain_loop_that_says_where_it_ends_is_refused_on_all_ranks() 
     }
 }
 
-/// A loop that ends without a word has left: the rank that has another step is told so, the other one nothing.
+/// A loop that ends without a word has left: the rank that has another step is told so, the other
+/// one nothing.
 #[test]
 fn cases_2_and_3_a_plain_loop_that_says_nothing_has_left() {
     for in_loop in [nothing, barrier] as [Act; 2] {
@@ -174,7 +178,8 @@ fn cases_2_and_3_a_plain_loop_that_says_nothing_has_left() {
     }
 }
 
-/// Data that is left over under `Stop` is not an error, and a rank that asks without data is at the end, too.
+/// Data that is left over under `Stop` is not an error, and a rank that asks without data is at the
+/// end, too.
 #[test]
 fn the_end_of_a_run_is_common_where_nobody_has_data_that_is_to_be_used() {
     let stopped = common(on_ranks(2, |world| {
@@ -192,7 +197,7 @@ fn the_end_of_a_run_is_common_where_nobody_has_data_that_is_to_be_used() {
     assert_eq!(stopped, 5);
     let _ = on_ranks(2, |world| {
         let rank = world.rank().index();
-        let mut model = model(world, &ModelOptions::on(mesh(1, 2)))?;
+        let mut model = springs::model(world, &ModelOptions::on(mesh(1, 2)))?;
         if rank == 0 {
             return model.end_run();
         }
@@ -200,7 +205,7 @@ fn the_end_of_a_run_is_common_where_nobody_has_data_that_is_to_be_used() {
         assert!(matches!(next, NextStep::End(_)), "{next:?}");
         Ok(())
     });
-    let _ = on_ranks(2, |world| model(world, &ModelOptions::on(mesh(1, 2)))?.end_run());
+    let _ = on_ranks(2, |world| springs::model(world, &ModelOptions::on(mesh(1, 2)))?.end_run());
 }
 
 /// Rank 0 goes on to its barrier while rank 1 begins another step.

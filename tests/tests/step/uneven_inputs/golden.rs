@@ -1,5 +1,5 @@
-//! The smallest uneven run, in numbers: `w = 1`, a learning rate of 0.1, `L = w x`, where rank 0 has 1 and 2, and rank 1 has 1,
-//! 2 and 4.
+//! The smallest uneven run, in numbers: `w = 1`, a learning rate of 0.1, `L = w x`, where rank 0
+//! has 1 and 2, and rank 1 has 1, 2 and 4.
 
 use hsdp::{NextStep, Optimizer as _, Sgd, SgdOptions, ShardedModel, StepOptions, Uneven, World};
 use hsdp_tests::support::models::one_parameter;
@@ -31,8 +31,8 @@ fn run(world: World) -> Result<(Vec<f32>, f32), hsdp::Error> {
     Ok((gradients, model.full_parameters()?["w"][0]))
 }
 
-/// The last mean is over the one rank that has data: not 2, as where it is divided by the number of ranks at the start, which
-/// would end at 0.5.
+/// The last mean is over the one rank that has data: not 2, as where it is divided by the number of
+/// ranks at the start, which would end at 0.5.
 #[test]
 fn a_mean_is_over_what_there_is() {
     let (gradients, w) = common(on_ranks(2, run));

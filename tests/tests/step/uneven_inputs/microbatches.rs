@@ -5,7 +5,7 @@ use hsdp_comm::{Channel, Op, Tag};
 use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
 
-use crate::uneven_inputs::{Parameters, model};
+use crate::uneven_inputs::Parameters;
 
 /// How many microbatches each rank brings.
 const BRINGS: [usize; 4] = [3, 5, 0, 4];
@@ -13,7 +13,7 @@ const BRINGS: [usize; 4] = [3, 5, 0, 4];
 fn gradient(options: &ModelOptions, begin: StepOptions, brings: [usize; 4]) -> Parameters {
     common(on_ranks(4, |world| {
         let rank = world.rank().index();
-        let mut model = model(world, options)?;
+        let mut model = springs::model(world, options)?;
         let mut step = model.begin_step(begin)?;
         for microbatch in 0..brings[rank] {
             springs::microbatch(&mut step, Batch::of(rank, 0, microbatch))?;
@@ -62,7 +62,7 @@ fn stop_ends_the_step_where_the_first_rank_is_out() {
     let brings = [3, 5, 4, 3];
     let done = on_ranks(4, |world| {
         let rank = world.rank().index();
-        let mut model = model(world, &options)?;
+        let mut model = springs::model(world, &options)?;
         let mut step = model.begin_step(StepOptions::as_many_as_come())?;
         let mut done = 0;
         while done < brings[rank] {
@@ -91,7 +91,8 @@ fn a_step_of_no_microbatches_is_the_end_of_data_on_all_ranks() {
     let ended = |uneven, brings: [usize; 4]| {
         common_error(outcomes(4, |world| {
             let rank = world.rank().index();
-            let mut model = model(world, &ModelOptions { uneven, ..ModelOptions::on(mesh(2, 2)) })?;
+            let mut model =
+                springs::model(world, &ModelOptions { uneven, ..ModelOptions::on(mesh(2, 2)) })?;
             let mut step = model.begin_step(StepOptions::as_many_as_come())?;
             for microbatch in 0..brings[rank] {
                 let Some(pass) = step.next_microbatch()? else { break };
@@ -111,14 +112,15 @@ fn a_step_of_no_microbatches_is_the_end_of_data_on_all_ranks() {
     }
 }
 
-/// A rank that is out in the middle of a step has data again when the step is begun again: a barrier is one of all.
+/// A rank that is out in the middle of a step has data again when the step is begun again: a
+/// barrier is one of all.
 #[test]
 fn a_step_that_is_given_up_leaves_nobody_absent() {
     let uneven = Uneven::ZeroWeight;
     let options = ModelOptions { uneven, ..ModelOptions::on(mesh(1, 3)) };
     let _ = on_ranks(3, |world| {
         let rank = world.rank().index();
-        let mut model = model(world.clone(), &options)?;
+        let mut model = springs::model(world.clone(), &options)?;
         let mut step = model.begin_step(StepOptions::as_many_as_come())?;
         springs::microbatch(&mut step, Batch::of(rank, 0, 0))?;
         if rank == 2 {
@@ -137,7 +139,7 @@ fn a_step_that_is_given_up_leaves_nobody_absent() {
 fn error_names_who_has_another_microbatch() {
     let error = common_error(outcomes(2, |world| {
         let rank = world.rank().index();
-        let mut model = model(world, &ModelOptions::on(mesh(1, 2)))?;
+        let mut model = springs::model(world, &ModelOptions::on(mesh(1, 2)))?;
         let mut step = model.begin_step(StepOptions::as_many_as_come())?;
         for microbatch in 0..=rank {
             springs::microbatch(&mut step, Batch::of(rank, 0, microbatch))?;
@@ -151,13 +153,14 @@ fn error_names_who_has_another_microbatch() {
     );
 }
 
-/// One small exchange a microbatch, and one to find out that there is no other, where the number is not given.
+/// One small exchange a microbatch, and one to find out that there is no other, where the number is
+/// not given.
 #[test]
 fn the_exchanges_of_a_step_are_counted() {
     let exchanges = |begin: StepOptions, microbatches: usize| {
         common(on_ranks(4, |world| {
             let rank = world.rank().index();
-            let mut model = model(world.clone(), &ModelOptions::on(mesh(2, 2)))?;
+            let mut model = springs::model(world.clone(), &ModelOptions::on(mesh(2, 2)))?;
             let counted = || world.ledger().op(Channel::Control, Op::AllGather).calls;
             let mut before = 0;
             for number in 0..2 {
@@ -181,7 +184,7 @@ fn a_rank_without_data_weighs_nothing() {
     let gradients = |items: fn(usize) -> Batch| {
         common(on_ranks(4, |world| {
             let batch = items(world.rank().index());
-            let mut model = model(world, &options)?;
+            let mut model = springs::model(world, &options)?;
             let mut step = model.begin_step(StepOptions::microbatches(1))?;
             springs::microbatch(&mut step, batch)?;
             step.finish()?.full(&model)

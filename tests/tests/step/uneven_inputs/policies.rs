@@ -8,7 +8,7 @@ use hsdp_tests::support::handmade::{self, Handmade};
 use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
 
-use crate::uneven_inputs::{RECIPES, Recipe, assert_near, model, reference, train};
+use crate::uneven_inputs::{RECIPES, Recipe, assert_near, reference, train};
 
 const STEPS: [u64; 4] = [3, 5, 0, 4];
 const MESHES: [(usize, usize); 3] = [(1, 4), (4, 1), (2, 2)];
@@ -22,7 +22,7 @@ fn with_zero_weight_parameters_are_those_of_the_data_that_there_was() {
             // `common`: replicas hold the same bits.
             let (found, end) = common(on_ranks(4, |world| {
                 let steps = STEPS[world.rank().index()];
-                let mut model = model(world, &options)?;
+                let mut model = springs::model(world, &options)?;
                 let mut optimizer = recipe.optimizer(&model);
                 let end = train(&mut model, &mut *optimizer, steps, &|_| Ok(()))?;
                 Ok((model.full_parameters()?, end))
@@ -41,7 +41,7 @@ fn after_zero_weight_even_steps_keep_replicas_bit_identical() {
             let options = options(mesh(replicate, shard), Uneven::ZeroWeight);
             let _ = common(on_ranks(4, |world| {
                 let steps = STEPS[world.rank().index()];
-                let mut model = model(world, &options)?;
+                let mut model = springs::model(world, &options)?;
                 let mut optimizer = recipe.optimizer(&model);
                 train(&mut model, &mut *optimizer, steps, &|_| Ok(()))?;
                 train(&mut model, &mut *optimizer, 3, &|_| Ok(()))?;
@@ -58,7 +58,7 @@ fn a_rank_without_data_leaves_no_parameter_unused() {
     let options = ModelOptions { unused, ..options(mesh(2, 2), Uneven::ZeroWeight) };
     let found = common(on_ranks(4, |world| {
         let steps = STEPS[world.rank().index()];
-        let mut model = model(world, &options)?;
+        let mut model = springs::model(world, &options)?;
         let mut optimizer = Recipe::AdamW.optimizer(&model);
         train(&mut model, &mut *optimizer, steps, &|_| Ok(()))?;
         model.full_parameters()
@@ -81,7 +81,8 @@ impl Handmade for MeanOfNothing {
     }
 }
 
-/// A rank without data that goes through its model all the same: nothing of that counts, not even a NaN.
+/// A rank without data that goes through its model all the same: nothing of that counts, not even a
+/// NaN.
 #[test]
 fn a_microbatch_without_items_contributes_nothing_whatever_its_gradients_are() {
     for accumulation in Accumulation::ALL {
@@ -89,7 +90,8 @@ fn a_microbatch_without_items_contributes_nothing_whatever_its_gradients_are() {
             let options = options(mesh(2, 2), Uneven::ZeroWeight);
             common(on_ranks(4, |world| {
                 let rank = world.rank().index();
-                let mut model = model(world, &ModelOptions { accumulation, ..options.clone() })?;
+                let mut model =
+                    springs::model(world, &ModelOptions { accumulation, ..options.clone() })?;
                 let begin = StepOptions::microbatches(1);
                 let begin = if rank == 0 { begin.without_data() } else { begin };
                 let mut step = model.begin_step(begin)?;
@@ -111,7 +113,7 @@ fn stop_ends_with_the_first_rank_and_says_who_has_data_left() {
     let steps = [3, 5, 4, 3];
     let (found, end) = common(on_ranks(4, |world| {
         let steps = steps[world.rank().index()];
-        let mut model = model(world, &options(mesh(2, 2), Uneven::Stop))?;
+        let mut model = springs::model(world, &options(mesh(2, 2), Uneven::Stop))?;
         let mut optimizer = Recipe::AdamW.optimizer(&model);
         let end = train(&mut model, &mut *optimizer, steps, &|_| Ok(()))?;
         Ok((model.full_parameters()?, end))
@@ -125,7 +127,7 @@ fn stop_ends_with_the_first_rank_and_says_who_has_data_left() {
 fn error_names_who_is_out_on_all_ranks_and_leaves_the_parameters() {
     let ends = on_ranks(4, |world| {
         let steps = [2, 5, 4, 2][world.rank().index()];
-        let mut model = model(world, &options(mesh(2, 2), Uneven::Error))?;
+        let mut model = springs::model(world, &options(mesh(2, 2), Uneven::Error))?;
         let mut optimizer = Recipe::AdamW.optimizer(&model);
         let error = train(&mut model, &mut *optimizer, steps, &|_| Ok(())).expect_err("uneven");
         assert!(!error.is_fatal());
@@ -144,7 +146,7 @@ fn error_names_who_is_out_on_all_ranks_and_leaves_the_parameters() {
 fn a_rank_that_asks_for_no_end_is_told_of_it_as_an_error() {
     let error = common_error(outcomes(2, |world| {
         let rank = world.rank().index();
-        let mut model = model(world, &options(mesh(1, 2), Uneven::Stop))?;
+        let mut model = springs::model(world, &options(mesh(1, 2), Uneven::Stop))?;
         let begin = StepOptions::microbatches(1);
         let begin = if rank == 0 { begin.without_data() } else { begin };
         model.begin_step(begin).map(drop)
@@ -157,7 +159,8 @@ fn a_rank_that_asks_for_no_end_is_told_of_it_as_an_error() {
 fn zero_weight_needs_an_objective_with_weights() {
     let objective = Objective::RankMean;
     let options = ModelOptions { objective, ..options(Mesh::SINGLE, Uneven::ZeroWeight) };
-    let message = model(World::single(), &options).expect_err("no mean of nothing").to_string();
+    let message =
+        springs::model(World::single(), &options).expect_err("no mean of nothing").to_string();
     assert!(message.starts_with("Uneven::ZeroWeight with the objective RankMean"), "{message}");
 }
 
@@ -165,7 +168,7 @@ fn zero_weight_needs_an_objective_with_weights() {
 fn a_rank_that_said_that_it_has_no_data_brings_none() {
     let messages = on_ranks(2, |world| {
         let rank = world.rank().index();
-        let mut model = model(world, &options(mesh(2, 1), Uneven::ZeroWeight))?;
+        let mut model = springs::model(world, &options(mesh(2, 1), Uneven::ZeroWeight))?;
         let begin = StepOptions::microbatches(1);
         let begin = if rank == 0 { begin.without_data() } else { begin };
         let NextStep::Step(mut step) = model.next_step(begin)? else { panic!("rank 1 has data") };
@@ -182,7 +185,7 @@ fn a_rank_that_said_that_it_has_no_data_brings_none() {
 fn ranks_compare_their_policies() {
     let error = common_error(outcomes(2, |world| {
         let policy = [Uneven::Stop, Uneven::ZeroWeight][world.rank().index()];
-        model(world, &options(mesh(1, 2), policy))
+        springs::model(world, &options(mesh(1, 2), policy))
     }));
     let expected = "an option of the model differs between ranks: rank 1 has uneven ZeroWeight, \
                     rank 0 has uneven Stop";

@@ -1,6 +1,6 @@
-//! Ranks that differ within a microbatch: they skip units, run their backward in another order, or have no backward, no loss, or
-//! nothing to do. Every rank takes part in every collective all the same, so no rank waits for another, and each gradient is the
-//! sum over the ranks that bring one.
+//! Ranks that differ within a microbatch: they skip units, run their backward in another order, or
+//! have no backward, no loss, or nothing to do. Every rank takes part in every collective all the
+//! same, so no rank waits for another, and each gradient is the sum over the ranks that bring one.
 
 use hsdp::{
     Accumulation, Error, LossSum, ModelOptions, ModelSpec, Objective, Pass, ShardedModel,
@@ -116,7 +116,8 @@ fn all_ranks_may_differ_from_each_other() {
     }
 }
 
-/// Two steps, so that both the step in which ranks ask each other for weights and one in which they need not are seen.
+/// Two steps, so that both the step in which ranks ask each other for weights and one in which they
+/// need not are seen.
 fn expect_sums(options: &ModelOptions, begin: StepOptions, share: impl Fn(usize) -> Share + Sync) {
     let ranks = options.mesh.world_size();
     let gradients = common(on_ranks(ranks, |world| {

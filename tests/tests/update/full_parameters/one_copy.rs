@@ -1,4 +1,5 @@
-//! One full copy for all ranks of a process: the ranks read and train the same bits as with a copy each.
+//! One full copy for all ranks of a process: the ranks read and train the same bits as with a copy
+//! each.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,7 +9,7 @@ use hsdp::{
     Precision, ShardedModel, StepOptions, Unused, World,
 };
 use hsdp_tests::support::models::{keeping_the_second, partly_frozen, three_units, unit};
-use hsdp_tests::support::springs::{self, Batch};
+use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common, mesh, on_ranks};
 
 const MESHES: [(usize, usize); 6] = [(1, 1), (1, 4), (4, 1), (2, 2), (2, 3), (3, 2)];
@@ -16,15 +17,10 @@ const MESHES: [(usize, usize); 6] = [(1, 1), (1, 4), (4, 1), (2, 2), (2, 3), (3,
 /// Three steps of two microbatches with AdamW: the parameters of all ranks, which are the same.
 fn trained(spec: &hsdp::ModelSpec, options: &ModelOptions) -> BTreeMap<String, Vec<f32>> {
     common(on_ranks(options.mesh.world_size(), |world| {
-        let mut model = ShardedModel::new(world, spec.clone(), options.clone(), springs::initial)?;
+        let mut model = springs::model_of(world, spec, options)?;
         let mut adamw = AdamW::new(&model, AdamWOptions::default());
-        let rank = model.rank().index();
-        for number in 0..3 {
-            let mut step = model.begin_step(StepOptions::microbatches(2))?;
-            for microbatch in 0..2 {
-                springs::microbatch(&mut step, Batch::of(rank, number, microbatch))?;
-            }
-            let gradients = step.finish()?;
+        for _ in 0..3 {
+            let gradients = springs::gradients(&mut model, 2)?;
             adamw.step(&mut model, gradients)?;
         }
         model.full_parameters()
@@ -55,7 +51,7 @@ fn model(world: World) -> Result<ShardedModel, Error> {
     let full_copies = FullCopies::PerProcess;
     let unused = Unused::Zeros;
     let options = ModelOptions { full_copies, unused, ..ModelOptions::on(mesh(2, 2)) };
-    ShardedModel::new(world, three_units(), options, springs::initial)
+    springs::model(world, &options)
 }
 
 #[test]

@@ -6,30 +6,21 @@ use std::collections::BTreeMap;
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
 use hsdp::{
     Accumulation, AdamW, AdamWOptions, DType, Error, FullCopies, ModelOptions, ModelSpec,
-    Optimizer, Param, Precision, ShardedModel, StepOptions, Unit, World,
+    Optimizer, Param, Precision, ShardedModel, Unit,
 };
 use hsdp_sharding::Role;
 use hsdp_tests::support::models::{computing_in, keeping_the_second, partly_frozen, three_units};
-use hsdp_tests::support::springs::{self, Batch};
+use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
 
 type Parameters = BTreeMap<String, Vec<f32>>;
 
 const DTYPES: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
-fn model(world: World, spec: &ModelSpec, options: &ModelOptions) -> Result<ShardedModel, Error> {
-    ShardedModel::new(world, spec.clone(), options.clone(), springs::initial)
-}
-
 /// Makes three steps of two microbatches with AdamW.
 fn train(model: &mut ShardedModel, adamw: &mut AdamW) -> Result<(), Error> {
-    let rank = model.rank().index();
-    for number in 0..3 {
-        let mut step = model.begin_step(StepOptions::microbatches(2))?;
-        for microbatch in 0..2 {
-            springs::microbatch(&mut step, Batch::of(rank, number, microbatch))?;
-        }
-        let gradients = step.finish()?;
+    for _ in 0..3 {
+        let gradients = springs::gradients(model, 2)?;
         adamw.step(model, gradients)?;
     }
     Ok(())
@@ -37,7 +28,7 @@ fn train(model: &mut ShardedModel, adamw: &mut AdamW) -> Result<(), Error> {
 
 fn trained(spec: &ModelSpec, options: &ModelOptions) -> Parameters {
     common(on_ranks(options.mesh.world_size(), |world| {
-        let mut model = model(world, spec, options)?;
+        let mut model = springs::model_of(world, spec, options)?;
         let mut adamw = AdamW::new(&model, AdamWOptions::default());
         train(&mut model, &mut adamw)?;
         model.full_parameters()
@@ -145,7 +136,7 @@ fn a_checkpoint_does_not_depend_on_the_dtypes_of_units() {
     let narrow = Precision::compute_in(DType::BF16);
     let saved = common(on_ranks(4, |world| {
         let options = ModelOptions { precision: narrow, ..ModelOptions::on(mesh(2, 2)) };
-        let mut model = model(world, &island, &options)?;
+        let mut model = springs::model_of(world, &island, &options)?;
         let mut adamw = AdamW::new(&model, AdamWOptions::default());
         train(&mut model, &mut adamw)?;
         let mut checkpoints =
@@ -156,7 +147,7 @@ fn a_checkpoint_does_not_depend_on_the_dtypes_of_units() {
     let loaded = common(on_ranks(2, |world| {
         let options = ModelOptions::on(mesh(1, 2));
         let spec = computing_in(&three_units(), &[Some(DType::F16), None]);
-        let mut model = model(world, &spec, &options)?;
+        let mut model = springs::model_of(world, &spec, &options)?;
         let mut adamw = AdamW::new(&model, AdamWOptions::default());
         let mut checkpoints =
             Checkpoints::open(&model, folder.path(), CheckpointOptions::default())?;
@@ -173,7 +164,7 @@ fn ranks_that_compute_a_unit_in_different_dtypes_disagree() {
     let error = common_error(outcomes(2, |world| {
         let dtype = (world.rank().index() == 1).then_some(DType::F32);
         let spec = computing_in(&three_units(), &[None, None, dtype]);
-        model(world, &spec, &ModelOptions::on(mesh(1, 2)))
+        springs::model_of(world, &spec, &ModelOptions::on(mesh(1, 2)))
     }));
     let error = error.to_string();
     assert!(error.contains("rank 1 has unit 2 `third`, computes in f32"), "{error}");
@@ -183,7 +174,7 @@ fn ranks_that_compute_a_unit_in_different_dtypes_disagree() {
 fn a_unit_in_a_dtype_without_training_is_refused() {
     let error = common_error(outcomes(2, |world| {
         let spec = computing_in(&three_units(), &[None, Some(DType::I32), None]);
-        model(world, &spec, &ModelOptions::on(mesh(1, 2)))
+        springs::model_of(world, &spec, &ModelOptions::on(mesh(1, 2)))
     }));
     let expected = "unit `second` computes in i32: expected f32, f16 or bf16";
     assert!(error.to_string().contains(expected), "{error}");

@@ -1,5 +1,6 @@
-//! Frozen parameters that are stored in the compute dtype alone: their values are those of `init`, rounded once, wherever they are
-//! read, and training with them gives the bits of training with f32 masters.
+//! Frozen parameters that are stored in the compute dtype alone: their values are those of `init`,
+//! rounded once, wherever they are read, and training with them gives the bits of training with f32
+//! masters.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,22 +8,23 @@ use std::sync::Arc;
 
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Import};
 use hsdp::{
-    AdamW, AdamWOptions, DType, Error, FullCopies, LossSum, ModelOptions, ModelSpec, Optimizer,
-    Param, Precision, ShardedModel, StepOptions, Unit, Unused, World,
+    AdamW, AdamWOptions, DType, Error, FullCopies, LossSum, Mesh, ModelOptions, ModelSpec,
+    Optimizer, Param, Precision, ShardedModel, StepOptions, Unit, Unused, World,
 };
 use hsdp_checkpoint::{Disk, Store, Weights, export};
 use hsdp_kernels::Wire;
 use hsdp_sharding::Role;
 use hsdp_tests::support::models::layer;
-use hsdp_tests::support::springs::{self, Batch};
-use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
+use hsdp_tests::support::springs;
+use hsdp_tests::support::worlds::{common, common_error, mesh, meshes, on_ranks, outcomes};
 use serde_json::Value;
 
 type Parameters = BTreeMap<String, Vec<f32>>;
 
 const MESHES: [(usize, usize); 6] = [(1, 1), (1, 3), (3, 1), (2, 2), (1, 8), (2, 3)];
 
-/// A unit with trained parameters between frozen ones, a frozen one of whole rows, and one with f32 masters only.
+/// A unit with trained parameters between frozen ones, a frozen one of whole rows, and one with f32
+/// masters only.
 fn masters() -> ModelSpec {
     let mixed = Unit::new("mixed")
         .param(Param::new("mixed.table", [211]).frozen())
@@ -59,10 +61,10 @@ fn rounded(dtype: DType) -> Parameters {
     masters().params().map(|(_, param)| (param.name.clone(), of(param))).collect()
 }
 
-fn options(dtype: DType, (replicate, shard): (usize, usize)) -> ModelOptions {
+fn options(dtype: DType, mesh: Mesh) -> ModelOptions {
     let precision = Precision::compute_in(dtype);
     let unused = Unused::Zeros;
-    ModelOptions { precision, unused, ..ModelOptions::on(mesh(replicate, shard)) }
+    ModelOptions { precision, unused, ..ModelOptions::on(mesh) }
 }
 
 fn model(world: World, spec: ModelSpec, options: &ModelOptions) -> Result<ShardedModel, Error> {
@@ -73,14 +75,12 @@ fn adamw(model: &ShardedModel) -> AdamW {
     AdamW::new(model, AdamWOptions { learning_rate: 0.05, ..AdamWOptions::default() })
 }
 
-/// The bits of the loss of each step: those of a model with springs, which pull at the gathered parameters.
+/// The bits of the loss of each step: those of a model with springs, which pull at the gathered
+/// parameters.
 fn train(model: &mut ShardedModel, adamw: &mut AdamW) -> Result<Vec<u64>, Error> {
-    let rank = model.rank().index();
     let mut losses = Vec::new();
-    for number in 0..2 {
-        let mut step = model.begin_step(StepOptions::microbatches(1))?;
-        springs::microbatch(&mut step, Batch::of(rank, number, 0))?;
-        let gradients = step.finish()?;
+    for _ in 0..2 {
+        let gradients = springs::gradients(model, 1)?;
         losses.push(gradients.loss().to_bits());
         adamw.step(model, gradients)?;
     }
@@ -99,12 +99,12 @@ fn trained(spec: &ModelSpec, options: &ModelOptions) -> (Vec<u64>, Parameters) {
 #[test]
 fn they_are_rounded_once_on_every_mesh() {
     for dtype in [DType::BF16, DType::F16] {
-        for mesh in MESHES {
+        for mesh in meshes(MESHES) {
             let options = options(dtype, mesh);
             let full = on_ranks(options.mesh.world_size(), |world| {
                 model(world, stored(dtype), &options)?.full_parameters()
             });
-            assert!(common(full) == rounded(dtype), "{dtype}, {mesh:?}");
+            assert!(common(full) == rounded(dtype), "{dtype}, {mesh}");
         }
     }
 }
@@ -112,19 +112,19 @@ fn they_are_rounded_once_on_every_mesh() {
 #[test]
 fn training_gives_the_bits_of_training_with_masters_on_every_mesh() {
     for dtype in [DType::BF16, DType::F16] {
-        for mesh in MESHES {
+        for mesh in meshes(MESHES) {
             for full_copies in FullCopies::ALL {
                 let options = ModelOptions { full_copies, ..options(dtype, mesh) };
                 let (losses, parameters) = trained(&stored(dtype), &options);
                 let (expected, with_masters) = trained(&masters(), &options);
-                assert_eq!(losses, expected, "{dtype}, {mesh:?}");
+                assert_eq!(losses, expected, "{dtype}, {mesh}");
                 let frozen = rounded(dtype);
                 for (_, param) in masters().params() {
                     let expected = match param.role {
                         Role::Trainable => &with_masters[&param.name],
                         Role::Frozen => &frozen[&param.name],
                     };
-                    assert!(parameters[&param.name] == *expected, "{}, {mesh:?}", param.name);
+                    assert!(parameters[&param.name] == *expected, "{}, {mesh}", param.name);
                 }
             }
         }
@@ -138,7 +138,7 @@ fn a_checkpoint_has_their_values_in_f32_and_goes_on_on_another_mesh() {
     for in_background in [false, true] {
         let folder = tempfile::tempdir().expect("a folder");
         let saved = on_ranks(6, |world| {
-            let mut model = model(world, stored(dtype), &options(dtype, (2, 3)))?;
+            let mut model = model(world, stored(dtype), &options(dtype, mesh(2, 3)))?;
             let mut adamw = adamw(&model);
             train(&mut model, &mut adamw)?;
             let mut checkpoints = open(&model, folder.path())?;
@@ -155,7 +155,7 @@ fn a_checkpoint_has_their_values_in_f32_and_goes_on_on_another_mesh() {
         assert!(saved_on_disk(folder.path()) == saved);
         for (replicate, shard) in [(1, 1), (1, 8), (3, 1)] {
             let loaded = on_ranks(replicate * shard, |world| {
-                let options = options(dtype, (replicate, shard));
+                let options = options(dtype, mesh(replicate, shard));
                 let zeros = |param: &Param| vec![0.0; param.numel()];
                 let mut model = ShardedModel::new(world, stored(dtype), options, zeros)?;
                 let mut adamw = adamw(&model);
@@ -206,13 +206,14 @@ fn gathers_what_it_has(model: &mut ShardedModel) -> Result<(), Error> {
     step.finish().map(drop)
 }
 
-/// A folder, and a checkpoint of a model with f32 masters, have values that are rounded where they are read.
+/// A folder, and a checkpoint of a model with f32 masters, have values that are rounded where they
+/// are read.
 #[test]
 fn what_is_read_in_f32_is_rounded_once() {
     let folder = tempfile::tempdir().expect("a folder");
     let store = folder.path().join("store");
     on_ranks(2, |world| {
-        let model = model(world, masters(), &options(DType::BF16, (1, 2)))?;
+        let model = model(world, masters(), &options(DType::BF16, mesh(1, 2)))?;
         open(&model, &store)?.save(&model, &adamw(&model), &Value::Null)
     });
     let generation = Store::new(&store, Arc::new(Disk)).latest().expect("read").expect("there");
@@ -220,7 +221,7 @@ fn what_is_read_in_f32_is_rounded_once() {
         .expect("exported");
     let from = Import::of(&folder.path().join("model"));
     for dtype in [DType::BF16, DType::F16] {
-        for mesh in MESHES {
+        for mesh in meshes(MESHES) {
             let options = options(dtype, mesh);
             let found = on_ranks(options.mesh.world_size(), |world| {
                 let mut imported =
@@ -231,7 +232,7 @@ fn what_is_read_in_f32_is_rounded_once() {
                 assert!(imported.full_parameters()? == full);
                 Ok(full)
             });
-            assert!(common(found) == rounded(dtype), "{dtype}, {mesh:?}");
+            assert!(common(found) == rounded(dtype), "{dtype}, {mesh}");
         }
     }
 }
@@ -239,7 +240,7 @@ fn what_is_read_in_f32_is_rounded_once() {
 /// A change of a single bit that rounding leaves shows, and another does not.
 #[test]
 fn replicas_compare_their_bits() {
-    let options = options(DType::BF16, (2, 1));
+    let options = options(DType::BF16, mesh(2, 1));
     let made = |value: f32| {
         outcomes(2, |world| {
             let is_other = world.rank().index() == 1;
@@ -257,7 +258,7 @@ fn replicas_compare_their_bits() {
 
 #[test]
 fn a_rank_that_has_masters_is_named() {
-    let options = options(DType::BF16, (1, 2));
+    let options = options(DType::BF16, mesh(1, 2));
     let told = common_error(outcomes(2, |world| {
         let spec = if world.rank().index() == 1 { stored(DType::BF16) } else { masters() };
         model(world, spec, &options).map(drop)
@@ -269,7 +270,7 @@ fn a_rank_that_has_masters_is_named() {
 
 #[test]
 fn a_plan_that_gathers_in_another_dtype_refuses_them() {
-    let options = options(DType::F32, (1, 1));
+    let options = options(DType::F32, mesh(1, 1));
     let refused = model(World::single(), stored(DType::BF16), &options).expect_err("f32");
     let expected = "parameter `mixed.table`, stored in bf16: its unit is gathered in f32";
     assert!(refused.to_string().contains(expected), "{refused}");

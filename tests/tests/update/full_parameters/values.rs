@@ -1,10 +1,11 @@
-//! The values of full parameters: those of `init`, and, where they are gathered, the f32 parameters rounded to the compute dtype.
+//! The values of full parameters: those of `init`, and, where they are gathered, the f32 parameters
+//! rounded to the compute dtype.
 
 use std::collections::BTreeMap;
 
 use hsdp::{
     AdamW, AdamWOptions, DType, Error, LossSum, ModelOptions, ModelSpec, Optimizer, Precision,
-    ShardedModel, StepOptions, Unused, World,
+    ShardedModel, StepOptions, Unused,
 };
 use hsdp_kernels::Wire;
 use hsdp_tests::support::models::{computing_in, layer, partly_frozen, unit};
@@ -18,14 +19,15 @@ fn full_parameters_are_what_init_gave_on_every_mesh_and_in_every_dtype() {
             let precision = Precision::compute_in(parameters);
             let options = ModelOptions { precision, ..ModelOptions::on(mesh(replicate, shard)) };
             let full = on_ranks(options.mesh.world_size(), |world| {
-                model(world, &partly_frozen(), &options)?.full_parameters()
+                springs::model_of(world, &partly_frozen(), &options)?.full_parameters()
             });
             assert_eq!(common(full), initial(&partly_frozen()));
         }
     }
 }
 
-/// Gathers read a copy of the parameters in the compute dtype: every change of the parameters changes both.
+/// Gathers read a copy of the parameters in the compute dtype: every change of the parameters
+/// changes both.
 #[test]
 fn what_is_gathered_is_the_parameters_rounded_after_every_kind_of_step() {
     for (dtype, of_units) in [
@@ -41,7 +43,7 @@ fn what_is_gathered_is_the_parameters_rounded_after_every_kind_of_step() {
         on_ranks(6, |world| {
             let spec = partly_frozen().unit(layer("large", [70, 500]));
             let spec = computing_in(&spec, &of_units);
-            let mut model = model(world, &spec, &options)?;
+            let mut model = springs::model_of(world, &spec, &options)?;
             let mut adamw = AdamW::new(&model, AdamWOptions::default());
             gathers_the_rounded(&mut model)?;
             let large = spec.unit_ids().last().expect("units");
@@ -73,7 +75,8 @@ fn what_is_gathered_is_the_parameters_rounded_after_every_kind_of_step() {
     }
 }
 
-/// Compares every unit as it is gathered with the f32 parameters, in a step without gradients that no optimizer takes.
+/// Compares every unit as it is gathered with the f32 parameters, in a step without gradients that
+/// no optimizer takes.
 fn gathers_the_rounded(model: &mut ShardedModel) -> Result<(), Error> {
     let full = model.full_parameters()?;
     let spec = model.plan().spec().clone();
@@ -97,8 +100,4 @@ fn gathers_the_rounded(model: &mut ShardedModel) -> Result<(), Error> {
 
 fn initial(spec: &ModelSpec) -> BTreeMap<String, Vec<f32>> {
     spec.params().map(|(_, param)| (param.name.clone(), springs::initial(param))).collect()
-}
-
-fn model(world: World, spec: &ModelSpec, options: &ModelOptions) -> Result<ShardedModel, Error> {
-    ShardedModel::new(world, spec.clone(), options.clone(), springs::initial)
 }

@@ -47,7 +47,8 @@ impl Average {
         Averaged { gradients, norm: squares.sqrt() / self.last_divisor() }
     }
 
-    /// One element of it, before the last division; `part` is a rank's contribution in a microbatch.
+    /// One element of it, before the last division; `part` is a rank's contribution in a
+    /// microbatch.
     fn total(&self, microbatches: usize, part: &dyn Fn(usize, usize) -> f32) -> f32 {
         let shard_size = self.mesh.shard_size();
         let in_group = |microbatch, replica: usize| {

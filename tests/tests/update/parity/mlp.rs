@@ -109,7 +109,8 @@ impl Activations {
         errors.map(|error| f64::from(error) * f64::from(error) / 2.0).sum()
     }
 
-    /// The gradient of the second layer, and the derivatives by the hidden values, of `seed` times the loss.
+    /// The gradient of the second layer, and the derivatives by the hidden values, of `seed` times
+    /// the loss.
     pub(crate) fn output_backward(
         &self,
         layer: Layer<'_>,

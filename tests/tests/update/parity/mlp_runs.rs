@@ -103,7 +103,8 @@ impl Run {
             let items = items(step, microbatch, rank);
             let len = items.len();
             let count = len as f64;
-            // The seeds of the other objectives are powers of two, which come out again without a trace.
+            // The seeds of the other objectives are powers of two, which come out again without a
+            // trace.
             let seed =
                 if self.objective == Objective::RankMean { in_f32(1.0 / count) } else { 1.0 };
             let (loss, gradient) = mlp::whole_gradient(parameters, items, seed);
@@ -221,8 +222,8 @@ fn a_run_is_bit_identical_when_it_is_run_again() {
     }
 }
 
-/// Sharding is a layout, not a sum: four ranks in mode `Local` add the same numbers in the same order, whether they
-/// are one replica or four.
+/// Sharding is a layout, not a sum: four ranks in mode `Local` add the same numbers in the same
+/// order, whether they are one replica or four.
 #[test]
 fn four_ranks_add_the_same_bits_on_either_axis() {
     let one_step = |mesh| {

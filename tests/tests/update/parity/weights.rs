@@ -13,7 +13,8 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::parity::meshes;
 
-/// The gradients of the items of a step, by microbatch and rank; each item's is a list of small integers.
+/// The gradients of the items of a step, by microbatch and rank; each item's is a list of small
+/// integers.
 type Grouping = Vec<Vec<Vec<Vec<f32>>>>;
 
 /// How a rank words the loss of its items.
@@ -94,8 +95,8 @@ fn gradient_of(items: &[Vec<f32>], wording: Wording, seed: f32) -> Vec<f32> {
     (0..items[0].len()).map(element).collect()
 }
 
-/// The table of what averaging averages gets wrong. Items have the gradients 1, 2, 3, ... in the order of rank 0's
-/// first and second microbatch, then rank 1's; sizes are in that order too.
+/// The table of what averaging averages gets wrong. Items have the gradients 1, 2, 3, ... in the
+/// order of rank 0's first and second microbatch, then rank 1's; sizes are in that order too.
 #[test]
 fn uneven_weights_give_the_unsharded_mean() {
     let table = [
@@ -134,8 +135,8 @@ fn in_table_order(sizes: [usize; 4]) -> Grouping {
     grouping
 }
 
-/// The same items, dealt out to other ranks in other microbatches, some of which get none: the same bits. Integers add
-/// exactly in any order, so every difference would be a wrong weight.
+/// The same items, dealt out to other ranks in other microbatches, some of which get none: the same
+/// bits. Integers add exactly in any order, so every difference would be a wrong weight.
 #[test]
 fn grouping_the_items_in_another_way_leaves_the_update_as_it_was() {
     const ELEMENTS: usize = 67;

@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 
 use hsdp::{
-    Adafactor, AdafactorOptions, AdamW, AdamWOptions, Error, Gradients, Lion, LionOptions,
+    Adafactor, AdafactorOptions, AdamW, AdamWOptions, Error, Gradients, Lion, LionOptions, Mesh,
     ModelOptions, Muon, MuonOptions, Norm, Optimizer, Param, Sgd, SgdOptions, ShardedModel,
-    StepOptions, Update, Whole, WholeParameters, World,
+    StepOptions, Update, Whole, WholeParameters,
 };
 use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs::{self, Batch};
-use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
+use hsdp_tests::support::worlds::{common, common_error, mesh, meshes, on_ranks, outcomes};
 
 use crate::updates::Parameters;
 
@@ -77,20 +77,7 @@ impl Call {
     }
 }
 
-fn model(world: World, (replicate, shard): (usize, usize)) -> Result<ShardedModel, Error> {
-    let options = ModelOptions::on(mesh(replicate, shard));
-    ShardedModel::new(world, three_units(), options, springs::initial)
-}
-
-fn gradients(model: &mut ShardedModel) -> Result<Gradients, Error> {
-    let rank = model.rank().index();
-    let mut step = model.begin_step(StepOptions::microbatches(2))?;
-    springs::microbatch(&mut step, Batch::of(rank, 0, 0))?;
-    springs::microbatch(&mut step, Batch::of(rank, 0, 1))?;
-    step.finish()
-}
-
-/// Computes the gradient of that step on `ranks` ranks in one piece.
+/// Computes the gradient of two microbatches on `ranks` ranks in one piece.
 fn reference(ranks: usize) -> Tensors {
     let params = three_units();
     let params = params.params().map(|(_, it)| (it.name.clone(), springs::initial(it))).collect();
@@ -101,15 +88,15 @@ fn reference(ranks: usize) -> Tensors {
 
 /// The norms that calls told, and the parameters after an update of rate 1 by one optimizer.
 fn clipped<O>(
-    sizes: (usize, usize),
+    mesh: Mesh,
     calls: &[Call],
     make: impl Fn(&ShardedModel) -> O + Sync,
     update: impl Fn(&mut O, &mut ShardedModel, Gradients) -> Result<Update, Error> + Sync,
 ) -> (Vec<Option<f64>>, Parameters) {
-    common(on_ranks(sizes.0 * sizes.1, |world| {
-        let mut model = model(world, sizes)?;
+    common(on_ranks(mesh.world_size(), |world| {
+        let mut model = springs::model(world, &ModelOptions::on(mesh))?;
         let mut optimizer = make(&model);
-        let mut gradients = gradients(&mut model)?;
+        let mut gradients = springs::gradients(&mut model, 2)?;
         let mut told = Vec::new();
         for call in calls {
             let (clipped, norm) = call.run(&model, gradients)?;
@@ -154,8 +141,8 @@ fn calls() -> Vec<Vec<Call>> {
 
 #[test]
 fn clipping_is_that_of_pytorch_on_every_mesh() {
-    for sizes in MESHES {
-        let whole = reference(sizes.0 * sizes.1);
+    for mesh in meshes(MESHES) {
+        let whole = reference(mesh.world_size());
         for calls in calls() {
             let mut expected = whole.clone();
             let norms: Vec<_> = calls.iter().map(|call| call.expected(&mut expected)).collect();
@@ -166,14 +153,14 @@ fn clipping_is_that_of_pytorch_on_every_mesh() {
                 })
             };
             for (told, after) in
-                [clipped(sizes, &calls, sgd, step), clipped(sizes, &calls, by_whole, update)]
+                [clipped(mesh, &calls, sgd, step), clipped(mesh, &calls, by_whole, update)]
             {
                 for ((told, norm), call) in told.iter().zip(&norms).zip(&calls) {
                     let (Some(told), Some(norm)) = (told, norm) else { continue };
                     let bound = if matches!(call, Call::Clip(_)) { 1e-6 } else { 1e-5 };
                     assert!(
                         (told - norm).abs() <= bound * norm,
-                        "{sizes:?} {calls:?}: {told}, not {norm}"
+                        "{mesh} {calls:?}: {told}, not {norm}"
                     );
                 }
                 for (name, gradient) in &expected {
@@ -182,7 +169,7 @@ fn clipping_is_that_of_pytorch_on_every_mesh() {
                     for ((after, before), it) in after[name].iter().zip(before).zip(gradient) {
                         let expected = f64::from(before) - it;
                         let off = (f64::from(*after) - expected).abs();
-                        assert!(off < 2e-6, "{sizes:?} {calls:?}: {name} is off by {off}");
+                        assert!(off < 2e-6, "{mesh} {calls:?}: {name} is off by {off}");
                     }
                 }
             }
@@ -193,9 +180,9 @@ fn clipping_is_that_of_pytorch_on_every_mesh() {
 /// The largest element of a gradient that is the same on every mesh.
 #[test]
 fn the_norm_of_infinity_has_the_same_bits_on_every_mesh() {
-    let told = |sizes: (usize, usize)| {
-        common(on_ranks(sizes.0 * sizes.1, |world| {
-            let mut model = model(world, sizes)?;
+    let told = |mesh: Mesh| {
+        common(on_ranks(mesh.world_size(), |world| {
+            let mut model = springs::model(world, &ModelOptions::on(mesh))?;
             let mut step = model.begin_step(StepOptions::microbatches(1))?;
             springs::microbatch(&mut step, Batch::of(0, 0, 0))?;
             let gradients = step.finish()?;
@@ -203,7 +190,8 @@ fn the_norm_of_infinity_has_the_same_bits_on_every_mesh() {
             Ok(told.to_bits())
         }))
     };
-    assert!([(1, 2), (2, 1), (2, 2), (4, 1)].into_iter().all(|sizes| told(sizes) == told((1, 1))));
+    let meshes = meshes([(1, 2), (2, 1), (2, 2), (4, 1)]);
+    assert!(meshes.into_iter().all(|mesh| told(mesh) == told(Mesh::SINGLE)));
 }
 
 /// A limit that no element reaches changes no bit of any optimizer, which gets gradients that are
@@ -211,12 +199,12 @@ fn the_norm_of_infinity_has_the_same_bits_on_every_mesh() {
 #[test]
 fn a_limit_without_effect_changes_no_bit() {
     fn compare<O: Optimizer>(make: impl Fn(&ShardedModel) -> O + Sync) {
-        for sizes in [(1, 1), (1, 2), (2, 2)] {
-            let plain = clipped(sizes, &[Call::Clip(0.5)], &make, step);
+        for mesh in meshes([(1, 1), (1, 2), (2, 2)]) {
+            let plain = clipped(mesh, &[Call::Clip(0.5)], &make, step);
             let limited =
-                clipped(sizes, &[Call::Clip(0.5), Call::Value("second", 1e9)], &make, step);
+                clipped(mesh, &[Call::Clip(0.5), Call::Value("second", 1e9)], &make, step);
             assert!(plain.1 == limited.1);
-            let other = clipped(sizes, &[Call::Clip(0.5), Call::Value("", 1e-4)], &make, step);
+            let other = clipped(mesh, &[Call::Clip(0.5), Call::Value("", 1e-4)], &make, step);
             // Lion moves by the sign alone.
             assert!(plain.1 != other.1 || std::any::type_name::<O>().contains("Lion"));
         }
@@ -235,11 +223,11 @@ fn a_limit_without_effect_changes_no_bit() {
         let (muon, adamw) = by;
         model.update_by(it, [(muon, |it| it.shape.len() == 2), (adamw, |it| it.shape.len() != 2)])
     };
-    for sizes in [(1, 1), (1, 2), (2, 2)] {
-        let plain = clipped(sizes, &[Call::Clip(0.5)], muon, both);
-        let limited = clipped(sizes, &[Call::Clip(0.5), Call::Value("second", 1e9)], muon, both);
+    for mesh in meshes([(1, 1), (1, 2), (2, 2)]) {
+        let plain = clipped(mesh, &[Call::Clip(0.5)], muon, both);
+        let limited = clipped(mesh, &[Call::Clip(0.5), Call::Value("second", 1e9)], muon, both);
         assert!(plain.1 == limited.1);
-        let value = clipped(sizes, &[Call::Value("second", 1e-3)], muon, both);
+        let value = clipped(mesh, &[Call::Value("second", 1e-3)], muon, both);
         assert!(plain.1["second.weight"] != value.1["second.weight"]);
     }
 }
@@ -254,8 +242,8 @@ fn ranks_that_clip_in_different_ways_are_told_so() {
     for call in differing {
         let error = common_error(outcomes(2, |world| {
             let rank = world.rank().index();
-            let mut model = model(world, (2, 1))?;
-            let gradients = gradients(&mut model)?;
+            let mut model = springs::model(world, &ModelOptions::on(mesh(2, 1)))?;
+            let gradients = springs::gradients(&mut model, 2)?;
             let (gradients, _) = call(rank).run(&model, gradients)?;
             sgd(&model).step(&mut model, gradients)?;
             model.end_run()
@@ -274,8 +262,8 @@ fn ranks_that_clip_in_different_ways_are_told_so() {
 fn clipping_that_means_nothing_is_refused_on_all_ranks() {
     let refused = |act: &(dyn Fn(&ShardedModel, Gradients) -> Result<(), Error> + Sync)| {
         common_error(outcomes(2, |world| {
-            let mut model = model(world, (1, 2))?;
-            let gradients = gradients(&mut model)?;
+            let mut model = springs::model(world, &ModelOptions::on(mesh(1, 2)))?;
+            let gradients = springs::gradients(&mut model, 2)?;
             act(&model, gradients)
         }))
         .to_string()

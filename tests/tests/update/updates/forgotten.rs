@@ -1,4 +1,5 @@
-//! Gradients that no optimizer has taken: the next step warns of them, once for a model and rank, and of no others.
+//! Gradients that no optimizer has taken: the next step warns of them, once for a model and rank,
+//! and of no others.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -160,13 +161,15 @@ fn gradients_that_are_kept_are_forgotten_only_when_they_are_dropped() {
     assert_eq!(said.len(), 1, "{said:?}");
 }
 
-/// An optimizer that refuses a step: it was made for another model, or has options that it does not allow.
+/// An optimizer that refuses a step: it was made for another model, or has options that it does not
+/// allow.
 fn refused(model: &mut ShardedModel, mut optimizer: impl Optimizer) {
     let gradients = gradients(model);
     optimizer.step(model, gradients).expect_err("it is refused");
 }
 
-/// The caller has an error, and needs no warning: of the step, of the optimizer that refuses them, or a panic.
+/// The caller has an error, and needs no warning: of the step, of the optimizer that refuses them,
+/// or a panic.
 #[test]
 fn what_an_error_or_a_panic_ends_is_not_forgotten() {
     let said = warnings(|| {

@@ -1,13 +1,14 @@
-//! Groups of parameters: each parameter is updated as by an optimizer whose only options are those of its group.
+//! Groups of parameters: each parameter is updated as by an optimizer whose only options are those
+//! of its group.
 
 use hsdp::{
-    AdamW, AdamWOptions, Error, ModelOptions, Momentum, Optimizer, Param, Sgd, SgdOptions,
+    AdamW, AdamWOptions, Error, Mesh, ModelOptions, Momentum, Optimizer, Param, Sgd, SgdOptions,
     ShardedModel, StepOptions, World,
 };
 use hsdp_tests::support::models::partly_frozen;
 use hsdp_tests::support::slopes;
 use hsdp_tests::support::springs;
-use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
+use hsdp_tests::support::worlds::{common, common_error, mesh, meshes, on_ranks, outcomes};
 
 use crate::updates::{Parameters, gradients, model, parameters};
 
@@ -40,21 +41,18 @@ fn slow(options: AdamWOptions) -> AdamWOptions {
 }
 
 /// The parameters after three steps of an optimizer whose rate is 0.02 at first.
-fn trained<O: Optimizer>(
-    mesh: (usize, usize),
-    made: impl Fn(&ShardedModel) -> O + Sync,
-) -> Parameters {
+fn trained<O: Optimizer>(mesh: Mesh, made: impl Fn(&ShardedModel) -> O + Sync) -> Parameters {
     trained_from(0.02, mesh, made)
 }
 
 fn trained_from<O: Optimizer>(
     rate: f64,
-    (replicate, shard): (usize, usize),
+    mesh: Mesh,
     made: impl Fn(&ShardedModel) -> O + Sync,
 ) -> Parameters {
-    common(on_ranks(replicate * shard, |world| {
-        let options = ModelOptions::on(mesh(replicate, shard));
-        let mut model = ShardedModel::new(world, partly_frozen(), options, springs::initial)?;
+    common(on_ranks(mesh.world_size(), |world| {
+        let options = ModelOptions::on(mesh);
+        let mut model = springs::model_of(world, &partly_frozen(), &options)?;
         let mut optimizer = made(&model);
         for step in 0..3_u8 {
             optimizer.set_learning_rate(rate / f64::from(step + 1));
@@ -79,11 +77,11 @@ fn compare(grouped: &Parameters, name: &str, of: &Parameters) {
 #[test]
 fn each_group_of_adamw_is_updated_as_by_an_optimizer_of_its_options_on_every_mesh() {
     let alone = |options: AdamWOptions| {
-        trained_from(options.learning_rate, (1, 1), move |model| AdamW::new(model, options))
+        trained_from(options.learning_rate, Mesh::SINGLE, move |model| AdamW::new(model, options))
     };
     let [plain, with_decay, slower] = [BASE, decayed(BASE), slow(BASE)].map(alone);
     assert!(plain["first.weight"] != with_decay["first.weight"]);
-    for mesh in MESHES {
+    for mesh in meshes(MESHES) {
         let grouped = trained(mesh, |model| {
             AdamW::new(model, BASE).group(is_weight, decayed).group(is_third, slow)
         });
@@ -97,9 +95,9 @@ fn each_group_of_adamw_is_updated_as_by_an_optimizer_of_its_options_on_every_mes
 #[test]
 fn each_group_of_sgd_is_updated_as_by_an_optimizer_of_its_options_on_every_mesh() {
     let still = |options| SgdOptions { momentum: Momentum::Off, weight_decay: 0.1, ..options };
-    let alone = |options| trained((1, 1), move |model| Sgd::new(model, options));
+    let alone = |options| trained(Mesh::SINGLE, move |model| Sgd::new(model, options));
     let [plain, without] = [SGD, still(SGD)].map(alone);
-    for mesh in MESHES {
+    for mesh in meshes(MESHES) {
         let grouped = trained(mesh, |model| Sgd::new(model, SGD).group(is_weight, still));
         compare(&grouped, "first.weight", &without);
         compare(&grouped, "first.bias", &plain);
@@ -108,8 +106,8 @@ fn each_group_of_sgd_is_updated_as_by_an_optimizer_of_its_options_on_every_mesh(
 
 #[test]
 fn the_first_group_that_has_a_parameter_counts() {
-    let first = trained((1, 2), |model| AdamW::new(model, BASE).group(is_weight, decayed));
-    let twice = trained((1, 2), |model| {
+    let first = trained(mesh(1, 2), |model| AdamW::new(model, BASE).group(is_weight, decayed));
+    let twice = trained(mesh(1, 2), |model| {
         AdamW::new(model, BASE).group(is_weight, decayed).group(is_weight, slow)
     });
     assert_eq!(first, twice);

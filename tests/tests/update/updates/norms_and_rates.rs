@@ -1,10 +1,8 @@
 //! Learning rates and losses of steps.
 
 use hsdp::{
-    Error, LearningRate, LossSum, ModelOptions, Objective, Optimizer, Sgd, SgdOptions,
-    ShardedModel, StepOptions, Unused, World,
+    LearningRate, LossSum, ModelOptions, Objective, Optimizer, Sgd, SgdOptions, StepOptions, Unused,
 };
-use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::slopes;
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common, mesh, on_ranks};
@@ -15,7 +13,7 @@ fn each_step_uses_the_learning_rate_of_its_schedule() {
     let rates: Vec<f64> = (0..8).map(|step| schedule.at(step)).collect();
     assert_eq!((rates[0], rates[1], rates[6], rates[7]), (0.25, 0.5, 0.125, 0.125));
     let values = common(on_ranks(4, |world| {
-        let mut model = model(world, &ModelOptions::on(mesh(2, 2)))?;
+        let mut model = springs::model(world, &ModelOptions::on(mesh(2, 2)))?;
         let mut sgd = Sgd::new(&model, SgdOptions::default());
         let mut values = vec![model.full_parameters()?["third.bias"][7]];
         for rate in &rates {
@@ -40,7 +38,7 @@ fn the_loss_of_a_step_is_that_of_its_objective() {
         let options = ModelOptions { objective, unused, ..ModelOptions::on(mesh(2, 2)) };
         common(on_ranks(4, |world| {
             let rank = world.rank().index();
-            let mut model = model(world, &options)?;
+            let mut model = springs::model(world, &options)?;
             let mut step = model.begin_step(StepOptions::microbatches(1))?;
             let mut pass = step.microbatch()?;
             let _ = pass.loss(LossSum::from_mean(
@@ -58,8 +56,4 @@ fn the_loss_of_a_step_is_that_of_its_objective() {
     assert_eq!(loss(Objective::Sum, [1, 1, 1, 5]), (18.0, 8));
     assert_eq!(loss(Objective::Factor(4.0), [1, 1, 1, 5]), (4.5, 8));
     assert_eq!(loss(Objective::Sum, [0, 0, 0, 0]), (0.0, 0));
-}
-
-fn model(world: World, options: &ModelOptions) -> Result<ShardedModel, Error> {
-    ShardedModel::new(world, three_units(), options.clone(), springs::initial)
 }

@@ -1,4 +1,5 @@
-//! An optimizer of a user's own: a rule, or `ShardedModel::update`, one run of elements after the other.
+//! An optimizer of a user's own: a rule, or `ShardedModel::update`, one run of elements after the
+//! other.
 
 use hsdp::{
     Grouped, Mesh, ModelOptions, ModelSpec, Optimizer, Param, Run, ShardedModel, StepOptions, Unit,

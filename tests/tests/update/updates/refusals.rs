@@ -1,4 +1,5 @@
-//! The updates that are refused. A refused update changes no parameter and no state of its optimizer.
+//! The updates that are refused. A refused update changes no parameter and no state of its
+//! optimizer.
 
 use hsdp::{AdamW, AdamWOptions, Optimizer, Sgd, SgdOptions, ShardedModel};
 

@@ -2,7 +2,7 @@
 
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
 use hsdp::{
-    AdamW, AdamWOptions, DType, DynamicScale, Error, LearningRate, LossScaling, ModelOptions,
+    AdamW, AdamWOptions, DType, DynamicScale, Error, LearningRate, LossScaling, Mesh, ModelOptions,
     Optimizer as _, Precision, ShardedModel, StepOptions, Update, World,
 };
 use hsdp_tests::support::models::one_parameter;
@@ -10,10 +10,10 @@ use hsdp_tests::support::slopes;
 use hsdp_tests::support::worlds::{common, mesh, on_ranks};
 use serde_json::json;
 
-fn model(world: World, (replicate, shard): (usize, usize)) -> Result<ShardedModel, Error> {
+fn model(world: World, mesh: Mesh) -> Result<ShardedModel, Error> {
     let precision = Precision { wire: DType::F16, ..Precision::default() };
     let loss_scaling = LossScaling::Dynamic(DynamicScale::default());
-    let on = ModelOptions::on(mesh(replicate, shard));
+    let on = ModelOptions::on(mesh);
     let options = ModelOptions { precision, loss_scaling, ..on };
     ShardedModel::new(world, one_parameter(40), options, |_| vec![0.0; 40])
 }
@@ -34,7 +34,7 @@ fn the_first_update_has_the_first_rate_however_many_steps_were_skipped() {
     let options = AdamWOptions { weight_decay: 0.0, ..AdamWOptions::default() };
     for (replicate, shard) in [(1, 2), (2, 1), (2, 2), (3, 1)] {
         let ended = common(on_ranks(replicate * shard, |world| {
-            let mut model = model(world, (replicate, shard))?;
+            let mut model = model(world, mesh(replicate, shard))?;
             let mut adamw = AdamW::new(&model, options);
             while model.applied_steps() == 0 {
                 let committed = model.committed_steps();
@@ -58,7 +58,7 @@ fn a_schedule_goes_on_after_a_resume_as_without_one() {
         (0..steps).try_for_each(|_| step(model, adamw).map(drop))
     };
     let whole = common(on_ranks(2, |world| {
-        let mut model = model(world, (1, 2))?;
+        let mut model = model(world, mesh(1, 2))?;
         let mut adamw = AdamW::new(&model, AdamWOptions::default());
         train(&mut model, &mut adamw, 14)?;
         Ok((model.applied_steps(), model.full_parameters()?))
@@ -67,7 +67,7 @@ fn a_schedule_goes_on_after_a_resume_as_without_one() {
     for saved_after in [3, 9, 11] {
         let folder = tempfile::tempdir().expect("a folder");
         on_ranks(2, |world| {
-            let mut model = model(world, (2, 1))?;
+            let mut model = model(world, mesh(2, 1))?;
             let mut adamw = AdamW::new(&model, AdamWOptions::default());
             train(&mut model, &mut adamw, saved_after)?;
             let options = CheckpointOptions::default();
@@ -75,7 +75,7 @@ fn a_schedule_goes_on_after_a_resume_as_without_one() {
             checkpoints.save(&model, &adamw, &json!(null))
         });
         let resumed = on_ranks(2, |world| {
-            let mut model = model(world, (1, 2))?;
+            let mut model = model(world, mesh(1, 2))?;
             let mut adamw = AdamW::new(&model, AdamWOptions::default());
             let options = CheckpointOptions::default();
             let mut checkpoints = Checkpoints::open(&model, folder.path(), options)?;

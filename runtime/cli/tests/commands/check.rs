@@ -1,17 +1,15 @@
 //! `hsdp check`: verdicts, exit codes, and worlds that were cut off.
 
-mod program;
-
 use std::fs;
-use std::path::Path;
 use std::sync::Barrier;
 use std::time::Duration;
 
 use hsdp_comm::{Channel, RankFailure, Tag, World, WorldOptions, launch};
-use program::hsdp;
-use tempfile::TempDir;
 
-/// Two ranks with these actions, on the communicator `world`; `(1000, 0)` gathers 1000 elements on stream 0.
+use crate::folder::Folder;
+use crate::program::hsdp;
+
+/// Returns the schedules of two ranks with these actions, on the communicator `world`.
 fn schedules(of_ranks: [&str; 2]) -> String {
     let [zero, one] = of_ranks;
     format!(
@@ -23,8 +21,8 @@ const GATHER: &str =
     r#"{"comm": "world", "op": "all_gather", "dtype": "f32", "count": 1000, "stream": 0}"#;
 
 /// A folder with `ok.json`, `mismatch.json`, `deadlock.json` and `bad.json`.
-fn folder() -> TempDir {
-    let folder = TempDir::new().expect("a folder");
+fn folder() -> Folder {
+    let folder = Folder::new();
     let waited = format!(r#"{GATHER}, {{"wait": 0}}"#);
     for (name, text) in [
         ("ok.json", schedules([&waited, GATHER])),
@@ -32,20 +30,16 @@ fn folder() -> TempDir {
         ("deadlock.json", schedules([&waited, ""])),
         ("bad.json", schedules([GATHER, r#"{"wait": 0}"#])),
     ] {
-        fs::write(folder.path().join(name), text).expect("written");
+        folder.file(name, &text);
     }
     folder
 }
 
-fn text(path: &Path) -> String {
-    path.display().to_string()
-}
-
-/// The verdict of one file, with its exit code.
-fn verdict(file: &Path) -> (Option<i32>, String) {
-    let (code, said, told) = hsdp(&["check", &text(file)]);
+/// Returns the verdict of one file, with its exit code.
+fn verdict(file: &str) -> (Option<i32>, String) {
+    let (code, said, told) = hsdp(&["check", file]);
     assert_eq!(told, "");
-    let named = format!("{}: ", text(file));
+    let named = format!("{file}: ");
     (code, said.strip_prefix(&named).unwrap_or_else(|| panic!("{said}")).to_owned())
 }
 
@@ -55,12 +49,11 @@ const DEADLOCK: &str = "deadlock: rank 0 is stuck: rank 0 waits for all_gather #
 #[test]
 fn each_file_has_a_line_and_the_exit_code_tells_whether_all_are_good() {
     let folder = folder();
-    let path = |name: &str| folder.path().join(name);
-    assert_eq!(verdict(&path("ok.json")), (Some(0), "ok\n".to_owned()));
-    assert_eq!(verdict(&path("mismatch.json")), (Some(1), MISMATCH.to_owned()));
-    assert_eq!(verdict(&path("deadlock.json")), (Some(1), DEADLOCK.to_owned()));
-    let [ok, mismatch, deadlock] =
-        ["ok", "mismatch", "deadlock"].map(|it| text(&path(&format!("{it}.json"))));
+    let names = ["ok.json", "mismatch.json", "deadlock.json"];
+    let [ok, mismatch, deadlock] = names.map(|name| folder.at(name));
+    assert_eq!(verdict(&ok), (Some(0), "ok\n".to_owned()));
+    assert_eq!(verdict(&mismatch), (Some(1), MISMATCH.to_owned()));
+    assert_eq!(verdict(&deadlock), (Some(1), DEADLOCK.to_owned()));
     let lines = format!("{mismatch}: {MISMATCH}{deadlock}: {DEADLOCK}{ok}: ok\n");
     assert_eq!(hsdp(&["check", &mismatch, &deadlock, &ok]), (Some(1), lines, String::new()));
     let lines = format!("{ok}: ok\n{ok}: ok\n");
@@ -70,45 +63,41 @@ fn each_file_has_a_line_and_the_exit_code_tells_whether_all_are_good() {
 #[test]
 fn what_cannot_be_judged_is_one_line_after_those_before() {
     let folder = folder();
-    let [ok, deadlock, bad] =
-        ["ok", "deadlock", "bad"].map(|it| text(&folder.path().join(format!("{it}.json"))));
+    let [ok, deadlock, bad] = ["ok.json", "deadlock.json", "bad.json"].map(|name| folder.at(name));
     let problem = "schedules[1][0]: it waits for action 0, which is the wait itself";
     let told = format!("hsdp: {bad}: {problem}\n");
     let lines = format!("{ok}: ok\n{deadlock}: {DEADLOCK}");
     assert_eq!(hsdp(&["check", &ok, &deadlock, &bad, &ok]), (Some(2), lines, told));
-    let (code, said, told) = hsdp(&["check"]);
-    let expected = "hsdp: the following required arguments were not provided: <FILE>...\n";
-    assert_eq!((code, &*said, &*told), (Some(2), "", expected));
-    let nowhere = text(&folder.path().join("nowhere.json"));
-    let told = format!("hsdp: {nowhere}: No such file or directory (os error 2)\n");
-    assert_eq!(hsdp(&["check", &nowhere]), (Some(2), String::new(), told));
+    let expected = "hsdp: the following required arguments were not provided: <FILE>...";
+    assert_eq!(folder.refused(&["check"]), expected);
+    let told = folder.refused(&["check", &folder.at("nowhere.json")]);
+    assert_eq!(told, "hsdp: DIR/nowhere.json: No such file or directory (os error 2)");
 }
 
 #[test]
 fn a_file_of_100_mib_is_one_line() {
-    let folder = TempDir::new().expect("a folder");
-    let large = folder.path().join("large.json");
+    let folder = Folder::new();
     let mut json = schedules(["", ""]);
     json.extend(std::iter::repeat_n(' ', 100 << 20));
-    fs::write(&large, json).expect("written");
-    let told = format!("hsdp: {}: it has more than 67108864 bytes\n", text(&large));
-    assert_eq!(hsdp(&["check", &text(&large)]), (Some(2), String::new(), told));
+    let large = folder.file("large.json", &json);
+    let told = folder.refused(&["check", &large]);
+    assert_eq!(told, "hsdp: DIR/large.json: it has more than 67108864 bytes");
 }
 
 #[cfg(unix)]
 #[test]
 fn the_name_of_a_file_breaks_no_line() {
     let folder = folder();
-    let [from, to] = ["ok.json", "o\nk.json"].map(|name| folder.path().join(name));
+    let [from, to] = ["ok.json", "o\nk.json"].map(|name| folder.at(name));
     fs::rename(from, &to).expect("renamed");
-    let (code, said, _) = hsdp(&["check", &text(&to)]);
+    let (code, said, _) = hsdp(&["check", &to]);
     assert_eq!(code, Some(0));
     assert!(said.ends_with("/o\\nk.json: ok\n"), "{said}");
 }
 
-/// The records of a world of three ranks that ends early.
-fn cut_off(work: impl Fn(&World) + Send + Sync) -> TempDir {
-    let folder = TempDir::new().expect("a folder");
+/// Returns the records of a world of three ranks that ends early.
+fn cut_off(work: impl Fn(&World) + Send + Sync) -> Folder {
+    let folder = Folder::new();
     let flight_dir = Some(folder.path().to_owned());
     let deadline = Duration::from_secs(1);
     let options = WorldOptions { flight_dir, deadline, ..WorldOptions::default() };
@@ -135,9 +124,9 @@ fn ranks_that_waited_for_one_that_computed() {
     });
     let expected = "deadlock: ranks 0-1 are stuck: ranks 0-1 wait for barrier #1 of channel user of ranks 0-2, \
         which rank 2 had not issued when its record ends\n";
-    assert_eq!(verdict(folder.path()), (Some(1), expected.to_owned()));
-    fs::remove_file(folder.path().join("rank-2.json")).expect("there");
-    let (code, said) = verdict(folder.path());
+    assert_eq!(verdict(&folder.name()), (Some(1), expected.to_owned()));
+    fs::remove_file(folder.at("rank-2.json")).expect("there");
+    let (code, said) = verdict(&folder.name());
     assert_eq!(code, Some(1));
     let end = "which rank 2 may not have issued: there is no record of it\n";
     assert!(said.ends_with(end), "{said}");
@@ -153,12 +142,12 @@ fn ranks_that_waited_for_each_other() {
     });
     let expected = "deadlock: ranks 0-2 are stuck: rank 0 waits for barrier #0 of channel user of ranks 0-2, \
         which ranks 1-2 have not issued: they wait for barrier #0 of channel gather of ranks 0-2, which rank 0 has not issued\n";
-    assert_eq!(verdict(folder.path()), (Some(1), expected.to_owned()));
+    assert_eq!(verdict(&folder.name()), (Some(1), expected.to_owned()));
 }
 
 #[test]
 fn records_of_a_world_that_was_well_and_records_alone() {
-    let folder = TempDir::new().expect("a folder");
+    let folder = Folder::new();
     let records = launch(2, WorldOptions::default(), |world| {
         meet(&world, Channel::User)?;
         Ok::<_, hsdp_comm::Error>(world.flight_record())
@@ -166,10 +155,8 @@ fn records_of_a_world_that_was_well_and_records_alone() {
     for record in records {
         record.expect("both").write_to(folder.path()).expect("written");
     }
-    assert_eq!(verdict(folder.path()), (Some(0), "ok\n".to_owned()));
-    let alone = text(&folder.path().join("rank-0.json"));
-    let (code, said, told) = hsdp(&["check", &alone]);
-    assert_eq!((code, &*said, told.lines().count()), (Some(2), "", 1));
-    let advice = "flight records are checked together, by the name of their folder\n";
+    assert_eq!(verdict(&folder.name()), (Some(0), "ok\n".to_owned()));
+    let told = folder.refused(&["check", &folder.at("rank-0.json")]);
+    let advice = "flight records are checked together, by the name of their folder";
     assert!(told.ends_with(advice), "{told}");
 }

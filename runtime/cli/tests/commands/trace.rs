@@ -1,17 +1,15 @@
 //! `hsdp trace`: its explanation of the records that a world has left.
 
-mod program;
-
 use std::fs;
 use std::path::Path;
 use std::sync::Barrier;
 
 use hsdp_comm::{Channel, Error, FlightRecord, RankFailure, Tag, WorldOptions, explain, launch};
-use program::hsdp;
-use serde_json::Value;
-use tempfile::TempDir;
 
-/// A world of three ranks in which the last leaves with an error, and the others wait for it in vain.
+use crate::folder::{Folder, json};
+use crate::program::hsdp;
+
+/// Runs a world of three ranks, of which the last panics while the others wait for it.
 fn failed(folder: &Path) {
     let options = WorldOptions { flight_dir: Some(folder.to_owned()), ..WorldOptions::default() };
     let issued = Barrier::new(3);
@@ -31,26 +29,22 @@ fn failed(folder: &Path) {
     assert!(ends[2].is_err());
 }
 
-fn text(path: &Path) -> String {
-    path.display().to_string()
-}
-
 #[test]
 fn records_are_explained_as_the_library_does() {
-    let folder = TempDir::new().expect("a folder");
+    let folder = Folder::new();
     failed(folder.path());
-    let files = [0, 1, 2].map(|rank| folder.path().join(format!("rank-{rank}.json")));
-    let records = files.each_ref().map(|file| FlightRecord::read_from(file).expect("a record"));
+    let files = [0, 1, 2].map(|rank| folder.at(&format!("rank-{rank}.json")));
+    let read = |file| FlightRecord::read_from(Path::new(file)).expect("a record");
+    let records = files.each_ref().map(read);
     let explanation = explain(&records);
     let expected = (Some(0), format!("{explanation}\n"), String::new());
-    assert_eq!(hsdp(&["trace", &text(folder.path())]), expected);
-    let [a, b, c] = files.each_ref().map(|file| text(file));
-    assert_eq!(hsdp(&["trace", &c, &a, &b]), expected);
+    assert_eq!(hsdp(&["trace", &folder.name()]), expected);
+    let [a, b, c] = &files;
+    assert_eq!(hsdp(&["trace", c, a, b]), expected);
     assert!(expected.1.contains("batch 12 is bad"), "{}", expected.1);
 
-    let (code, said, _) = hsdp(&["trace", "--json", &text(folder.path())]);
-    let said: Value = serde_json::from_str(&said).expect("JSON");
-    assert_eq!((code, &said["text"]), (Some(0), &explanation.to_string().into()));
+    let said = json(&["trace", &folder.name()]);
+    assert_eq!(said["text"], explanation.to_string());
     assert_eq!((&said["size"], &said["finding"]["kind"]), (&3.into(), &"missing".into()));
     assert_eq!(said["finding"]["absent"][0]["rank"], 2);
     assert_eq!(said["finding"]["operation"]["op"], "barrier");
@@ -58,19 +52,19 @@ fn records_are_explained_as_the_library_does() {
 
 #[test]
 fn some_records_may_be_lost_and_a_world_may_have_been_well() {
-    let folder = TempDir::new().expect("a folder");
+    let folder = Folder::new();
     for record in met_in(0) {
         record.write_to(folder.path()).expect("written");
     }
-    let (_, said, _) = hsdp(&["trace", &text(folder.path())]);
+    let (_, said, _) = hsdp(&["trace", &folder.name()]);
     assert!(said.starts_with("all ranks agree; 1 operation of 2 ranks compared"), "{said}");
-    fs::remove_file(folder.path().join("rank-0.json")).expect("there");
-    let (code, said, _) = hsdp(&["trace", &text(folder.path())]);
+    fs::remove_file(folder.at("rank-0.json")).expect("there");
+    let (code, said, _) = hsdp(&["trace", &folder.name()]);
     assert_eq!(code, Some(0));
     assert!(said.contains("no record of rank 0"), "{said}");
 }
 
-/// The records of a world of two ranks, which meet in this step.
+/// Returns the records of a world of two ranks, which meet in this step.
 fn met_in(step: u64) -> Vec<FlightRecord> {
     let records = launch(2, WorldOptions::default(), |world| -> Result<_, Error> {
         world.world_group(Channel::User).barrier(Tag::default().step(step))?.wait()?;
@@ -82,40 +76,37 @@ fn met_in(step: u64) -> Vec<FlightRecord> {
 /// The second attempt writes into the folder of the first, and its rank 1 is killed before it can.
 #[test]
 fn the_record_of_an_earlier_attempt_is_not_compared() {
-    let folder = TempDir::new().expect("a folder");
+    let folder = Folder::new();
     for record in met_in(3).iter().chain(met_in(9).first()) {
         record.write_to(folder.path()).expect("written");
     }
-    let (code, said, _) = hsdp(&["trace", &text(folder.path())]);
+    let (code, said, _) = hsdp(&["trace", &folder.name()]);
     let expected = "all ranks agree; 0 operations of 2 ranks compared, and no rank waits in vain\n\
         no record of rank 1\n\
         ignored, as older or of another world: a record of rank 1\n\
         not all members of 1 operation could be compared\n";
     assert_eq!((code, &*said), (Some(0), expected));
-    let (code, said, told) = hsdp(&["check", &text(folder.path())]);
-    assert_eq!((code, &*said), (Some(2), ""));
+    let told = folder.refused(&["check", &folder.name()]);
     let named = ": the record of rank 1 is of an earlier world: it was taken ";
-    let end = " before the world of rank 0's record began\n";
+    let end = " before the world of rank 0's record began";
     assert!(told.contains(named) && told.ends_with(end), "{told}");
 }
 
 #[test]
 fn what_cannot_be_read_is_one_line() {
-    let folder = TempDir::new().expect("a folder");
-    let path = |name: &str| text(&folder.path().join(name));
-    fs::create_dir(folder.path().join("empty")).expect("made");
-    fs::write(folder.path().join("rank-0.json"), "{\"version\": 7}").expect("written");
-    fs::write(folder.path().join("broken.json"), "{").expect("written");
+    let folder = Folder::new();
+    fs::create_dir(folder.at("empty")).expect("made");
+    folder.file("rank-0.json", "{\"version\": 7}");
+    folder.file("broken.json", "{");
     for (name, expected) in [
         ("nowhere", "No such file or directory (os error 2)"),
         ("empty", "there is no rank-N.json in this folder"),
         ("rank-0.json", "a flight record of version 7; this library reads version 1"),
         ("broken.json", "not a flight record: EOF while parsing an object at line 1 column 1"),
     ] {
-        let expected = format!("hsdp: {}: {expected}\n", path(name));
-        assert_eq!(hsdp(&["trace", &path(name)]), (Some(2), String::new(), expected));
+        let told = folder.refused(&["trace", &folder.at(name)]);
+        assert_eq!(told, format!("hsdp: DIR/{name}: {expected}"));
     }
-    let (code, _, told) = hsdp(&["trace"]);
-    let expected = "hsdp: the following required arguments were not provided: <DUMP>...\n";
-    assert_eq!((code, &*told), (Some(2), expected));
+    let expected = "hsdp: the following required arguments were not provided: <DUMP>...";
+    assert_eq!(folder.refused(&["trace"]), expected);
 }

@@ -1,29 +1,23 @@
 //! Files that a program writes for a user: checked before the work, and complete or unchanged after
 //! it.
-#![cfg(unix)]
 
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::mpsc;
-use std::thread;
-use std::time::Duration;
 
 use hsdp_train::file::Output;
 use tempfile::TempDir;
 
-/// Maximum time for one check on a slow machine.
-const PATIENCE: Duration = Duration::from_secs(20);
+use crate::{at_once, fifo};
 
 /// Returns the error of a check.
 fn refusal(path: &Path) -> String {
-    let (done, ended) = mpsc::channel();
     let path = path.to_owned();
-    thread::spawn(move || done.send(Output::check(&path, &[]).map(drop)));
-    let checked = ended.recv_timeout(PATIENCE).expect("the check waits for nothing");
-    checked.expect_err("a file that is refused").to_string()
+    at_once(move || Output::check(&path, &[]).map(drop))
+        .expect_err("a file that is refused")
+        .to_string()
 }
 
 /// Returns the names in a folder.
@@ -37,8 +31,7 @@ fn names(folder: &Path) -> Vec<String> {
 #[test]
 fn a_fifo_a_device_a_folder_and_what_has_no_folder_are_refused_at_once() {
     let folder = TempDir::new().expect("a folder");
-    let fifo = folder.path().join("fifo");
-    assert!(Command::new("mkfifo").arg(&fifo).status().expect("it starts").success());
+    let fifo = fifo(folder.path(), "fifo");
     let error = refusal(&fifo);
     assert!(error.ends_with("/fifo: it is a FIFO; a regular file is needed"), "{error}");
     let error = refusal(Path::new("/dev/full"));
@@ -62,7 +55,7 @@ fn a_fifo_a_device_a_folder_and_what_has_no_folder_are_refused_at_once() {
 #[test]
 fn a_folder_that_takes_no_file_is_refused() {
     let folder = TempDir::new().expect("a folder");
-    let path = match rustix_is_root() {
+    let path = match is_root() {
         true => PathBuf::from("/proc/hsdp-output"),
         false => {
             fs::set_permissions(folder.path(), Permissions::from_mode(0o555)).expect("set");
@@ -74,7 +67,7 @@ fn a_folder_that_takes_no_file_is_refused() {
     assert!(problems.iter().any(|it| error.ends_with(&format!(": {it}"))), "{error}");
 }
 
-fn rustix_is_root() -> bool {
+fn is_root() -> bool {
     let user = Command::new("id").arg("-u").output().expect("it starts");
     user.stdout == b"0\n"
 }

@@ -1,14 +1,15 @@
-//! `hsdp simulate` and `hsdp search`: their numbers are the library's, and their errors are one line.
-
-mod program;
+//! `hsdp simulate` and `hsdp search`: their numbers are the library's, and their errors are one
+//! line.
 
 use std::fs;
 use std::path::Path;
 
-use program::{Said, hsdp};
 use serde_json::Value;
-use tempfile::TempDir;
 
+use crate::folder::{Folder, json};
+use crate::program::hsdp;
+
+const NODE: &str = include_str!("../../../simulator/machines/a100-node.toml");
 const STEP: [&str; 10] = [
     "simulate",
     "llama3-8b",
@@ -22,35 +23,15 @@ const STEP: [&str; 10] = [
     "4096",
 ];
 
-fn json(arguments: &[&str]) -> Value {
-    let (code, text, told) = hsdp(&[arguments, &["--json"]].concat());
-    assert_eq!((code, &*told), (Some(0), ""), "{arguments:?}");
-    serde_json::from_str(&text).expect("JSON")
-}
-
-/// The message of a command that is refused. `DIR` replaces the folder in it.
-fn refused(folder: &TempDir, arguments: &[&str]) -> String {
-    let (code, said, told): Said = hsdp(arguments);
-    assert_eq!((code, &*said), (Some(2), ""), "{arguments:?}: {told}");
-    assert_eq!(told.lines().count(), 1, "{told}");
-    told.trim_end().replace(&folder.path().display().to_string(), "DIR")
-}
-
-fn file(folder: &TempDir, name: &str, text: &str) -> String {
-    let path = folder.path().join(name);
-    fs::write(&path, text).expect("written");
-    path.display().to_string()
-}
-
 #[test]
 fn a_window_of_a_file_saves_scores() {
-    let folder = TempDir::new().expect("a folder");
+    let folder = Folder::new();
     let flops = |window: &str| {
         let unit = format!(
             r#"{{"name": "u", "params": [{{"name": "w", "shape": [64, 64]}}],
             "attention": {{"heads": 4, "size": 16{window}}}}}"#
         );
-        let model = file(&folder, "model.json", &format!(r#"{{"units": [{unit}]}}"#));
+        let model = folder.file("model.json", &format!(r#"{{"units": [{unit}]}}"#));
         let step = ["--mesh", "1x2", "--machine", "h100-cluster", "--context", "4096"];
         json(&[&["simulate", &*model], &step[..]].concat())["flops"].as_f64().expect("a number")
     };
@@ -59,8 +40,8 @@ fn a_window_of_a_file_saves_scores() {
     assert_eq!(flops("") - flops(r#", "window": 1024"#), saved);
     let model = r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [2]}],
         "attention": {"heads": 4, "size": 16, "window": 0}}]}"#;
-    let model = file(&folder, "model.json", model);
-    let told = refused(&folder, &["simulate", &model, "--mesh", "1x2", "--machine", "a100-node"]);
+    let model = folder.file("model.json", model);
+    let told = folder.refused(&["simulate", &model, "--mesh", "1x2", "--machine", "a100-node"]);
     assert!(told.ends_with("unit `u` has an attention with a window of 0 tokens"), "{told}");
 }
 
@@ -95,10 +76,9 @@ fn ten_thousand_ranks_that_are_alike_are_simulated_as_one() {
 
 #[test]
 fn traces_are_written_for_each_rank() {
-    let folder = TempDir::new().expect("a folder");
-    let at = |name: &str| folder.path().join(name).display().to_string();
-    let timeline = at("step.json");
-    let chakra = at("chakra");
+    let folder = Folder::new();
+    let timeline = folder.at("step.json");
+    let chakra = folder.at("chakra");
     json(&[&STEP[..], &["--trace", &timeline, "--chakra", &chakra]].concat());
     let events: Value =
         serde_json::from_str(&fs::read_to_string(&timeline).expect("read")).expect("JSON");
@@ -115,16 +95,15 @@ fn traces_are_written_for_each_rank() {
 /// The actions of all kinds of ranks are in a timeline, and those of all ranks in their files.
 #[test]
 fn large_traces_are_refused_before_they_are_written() {
-    let folder = TempDir::new().expect("a folder");
-    let at = |name: &str| folder.path().join(name).display().to_string();
-    let timeline = at("step.json");
-    let chakra = at("chakra");
+    let folder = Folder::new();
+    let timeline = folder.at("step.json");
+    let chakra = folder.at("chakra");
     let refused = |mesh: &str, microbatches: &str, option: &str| {
         let step = ["simulate", "gpt2-small", "--machine", "h100-cluster", "--trace", &timeline];
         let chakra = ["--chakra", &chakra];
         let sizes = ["--mesh", mesh, "--microbatches", microbatches];
         let chakra = if option == "--chakra" { &chakra[..] } else { &[] };
-        refused(&folder, &[&step[..], chakra, &sizes].concat())
+        folder.refused(&[&step[..], chakra, &sizes].concat())
     };
     let message = refused("5x7", "10000", "--trace");
     assert!(
@@ -145,9 +124,9 @@ fn large_traces_are_refused_before_they_are_written() {
 fn the_best_of_a_search_is_what_simulate_says() {
     let space =
         ["--ranks", "8", "--machine", "a100-node", "--context", "1024", "--batch-tokens", "65536"];
-    let folder = TempDir::new().expect("a folder");
-    let page = folder.path().join("page.html");
-    let html = ["--html", &page.display().to_string()];
+    let folder = Folder::new();
+    let page = folder.at("page.html");
+    let html = ["--html", &page];
     let found = json(&[&["search", "gpt2-small", "--top", "3"][..], &space, &html].concat());
     let page = fs::read_to_string(&page).expect("written");
     assert_eq!(page.matches("<svg").count(), 3, "meshes, a step, memory");
@@ -219,10 +198,11 @@ fn large_searches_end_or_are_refused() {
     assert!(told.ends_with("; at most 2097152 are searched\n"), "{told}");
 }
 
-/// The text of the page of a search for the fastest step of gpt2-small, with so much memory.
+/// Returns the result of a search for the fastest step of gpt2-small within some memory, and the
+/// text of its page.
 fn page(memory: &str) -> (Value, String) {
-    let folder = TempDir::new().expect("a folder");
-    let file = folder.path().join("page.html").display().to_string();
+    let folder = Folder::new();
+    let file = folder.at("page.html");
     let space = ["--ranks", "8", "--machine", "a100-node", "--batch-tokens", "1048576"];
     let found = ["search", "gpt2-small", "--top", "1", "--memory", memory, "--html", &file];
     (json(&[&found[..], &space].concat()), fs::read_to_string(&file).expect("written"))
@@ -250,32 +230,28 @@ fn a_search_finds_only_what_simulate_takes() {
 
 #[test]
 fn impossible_choices_are_refused() {
-    let folder = TempDir::new().expect("a folder");
+    let folder = Folder::new();
     let host = ["simulate", "gpt2-small", "--mesh", "1x2", "--machine", "two-core-cpu"];
-    let message = refused(&folder, &[&host[..], &["--offload", "optimizer"]].concat());
+    let message = folder.refused(&[&host[..], &["--offload", "optimizer"]].concat());
     assert_eq!(
         message,
         "hsdp: --offload optimizer: two-core-cpu has no device, so there is nothing to offload"
     );
     let search = ["search", "gpt2-small", "--ranks", "8", "--machine", "a100-node"];
-    let none = [&search[..], &["--top", "0", "--batch-tokens", "any"]].concat();
-    let (code, _, told) = hsdp(&none);
-    assert_eq!(code, Some(2));
+    let told = folder.refused(&[&search[..], &["--top", "0", "--batch-tokens", "any"]].concat());
     assert!(told.contains("0 is not in 1..=1000"), "{told}");
     // Steps of different numbers of tokens are compared on purpose alone.
-    assert!(refused(&folder, &search).contains("--batch-tokens <TOKENS>"));
-    let message = refused(&folder, &[&search[..], &["--batch-tokens", "some"]].concat());
+    assert!(folder.refused(&search).contains("--batch-tokens <TOKENS>"));
+    let message = folder.refused(&[&search[..], &["--batch-tokens", "some"]].concat());
     assert!(message.ends_with("expected a whole number, or any"), "{message}");
 }
 
 /// Offloaded memory of all ranks of a host is held against that of the host.
 #[test]
 fn a_host_without_memory_does_not_fit() {
-    let folder = TempDir::new().expect("a folder");
-    let node = include_str!("../../simulator/machines/a100-node.toml");
-    let small = node.replace("capacity = { value = \"2 TB\"", "capacity = { value = \"1 GB\"");
-    let machine = folder.path().join("small.toml").display().to_string();
-    fs::write(&machine, small).expect("written");
+    let folder = Folder::new();
+    let small = NODE.replace("capacity = { value = \"2 TB\"", "capacity = { value = \"1 GB\"");
+    let machine = folder.file("small.toml", &small);
     let step = |machine: &str| {
         let choices = ["--mesh", "1x8", "--machine", machine, "--offload", "all"];
         hsdp(&[&["simulate", "gpt2-small"], &choices[..]].concat()).1
@@ -295,16 +271,16 @@ fn the_table_says_how_many_kinds_of_ranks_it_hides() {
 
 #[test]
 fn updates_of_whole_matrices_are_refused() {
-    let folder = TempDir::new().expect("a folder");
+    let folder = Folder::new();
     let step = ["simulate", "gpt2-small", "--mesh", "1x8", "--machine", "a100-node"];
-    let message = refused(&folder, &[&step[..], &["--optimizer", "muon"]].concat());
+    let message = folder.refused(&[&step[..], &["--optimizer", "muon"]].concat());
     assert!(message.ends_with(" is not modelled, as by Muon"), "{message}");
 }
 
 /// Each time is rounded to picoseconds.
 #[test]
 fn a_step_without_time_has_no_speed() {
-    let folder = TempDir::new().expect("a folder");
+    let folder = Folder::new();
     let number = |value: &str| format!("{{ value = \"{value}\", source = \"a test\" }}");
     let machine = format!(
         "name = \"fast\"\nkind = \"host\"\nranks = {one}\n\
@@ -318,32 +294,26 @@ fn a_step_without_time_has_no_speed() {
         flop = number("1 flop"),
         zero = number("0 s"),
     );
-    let machine = file(&folder, "fast.toml", &machine);
+    let machine = folder.file("fast.toml", &machine);
     let units = r#"[{"name": "one", "params": [{"name": "w", "shape": [2, 2]}]}]"#;
-    let model = file(&folder, "model.json", &format!("{{\"units\": {units}}}"));
+    let model = folder.file("model.json", &format!("{{\"units\": {units}}}"));
     let expected = "hsdp: a step takes less than a picosecond on fast: it has no speed";
     let context = ["--machine", &machine, "--context", "1"];
     let search = ["search", &model, "--ranks", "1", "--batch-tokens", "1"];
     for command in [&["simulate", &model, "--mesh", "1x1"][..], &search] {
-        assert_eq!(refused(&folder, &[command, &context].concat()), expected);
+        assert_eq!(folder.refused(&[command, &context].concat()), expected);
     }
 }
 
 #[test]
 fn bad_input_is_one_line() {
-    let folder = TempDir::new().expect("a folder");
-    let node = fs::read_to_string(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../simulator/machines/a100-node.toml"
-    ));
-    let node = node.expect("the bundled machine");
-    let without: String =
-        node.lines().filter(|line| !line.starts_with("launch")).collect::<Vec<_>>().join("\n");
-    let without = file(&folder, "without.toml", &without);
-    let negative = file(&folder, "negative.toml", &node.replace("\"2039 GB/s\"", "\"-1 GB/s\""));
-    let large = file(&folder, "large.toml", &" ".repeat(2 << 20));
+    let folder = Folder::new();
+    let lines: Vec<_> = NODE.lines().filter(|line| !line.starts_with("launch")).collect();
+    let without = folder.file("without.toml", &lines.join("\n"));
+    let negative = folder.file("negative.toml", &NODE.replace("\"2039 GB/s\"", "\"-1 GB/s\""));
+    let large = folder.file("large.toml", &" ".repeat(2 << 20));
     let step = |machine: &str| {
-        refused(&folder, &["simulate", "gpt2-small", "--mesh", "1x8", "--machine", machine])
+        folder.refused(&["simulate", "gpt2-small", "--mesh", "1x8", "--machine", machine])
     };
     assert_eq!(
         step(&without),
@@ -361,11 +331,11 @@ fn bad_input_is_one_line() {
     ));
     let ranks = ["simulate", "gpt2-small", "--mesh", "2x8", "--machine", "a100-node"];
     assert_eq!(
-        refused(&folder, &ranks),
+        folder.refused(&ranks),
         "hsdp: machine a100-node has 8 cards and no network: it cannot hold the 16 ranks of mesh 2x8"
     );
     let search = ["search", "llama3-70b", "--ranks", "2", "--machine", "a100-node"];
-    let message = refused(&folder, &[&search[..], &["--batch-tokens", "any"]].concat());
+    let message = folder.refused(&[&search[..], &["--batch-tokens", "any"]].concat());
     assert!(message.starts_with("hsdp: llama3-70b fits no mesh: of "), "{message}");
     let tokens = [
         "search",
@@ -378,21 +348,21 @@ fn bad_input_is_one_line() {
         "1000",
     ];
     assert_eq!(
-        refused(&folder, &tokens),
+        folder.refused(&tokens),
         "hsdp: a step of 1000 tokens is no multiple of 2048 tokens of a sequence on each of 8 ranks"
     );
 }
 
 #[test]
 fn steps_beyond_all_measure_are_refused() {
-    let folder = TempDir::new().expect("a folder");
+    let folder = Folder::new();
     let large = ["--batch", "1048576", "--context", "16777216"];
     let step = ["simulate", "gpt2-small", "--mesh", "1x8", "--machine", "h100-cluster"];
-    let message = refused(&folder, &[&step[..], &large, &["--microbatches", "1048576"]].concat());
+    let message = folder.refused(&[&step[..], &large, &["--microbatches", "1048576"]].concat());
     assert_eq!(message, "hsdp: the step takes 213 days or longer: it is not simulated");
     let search = ["search", "gpt2-small", "--ranks", "8", "--machine", "a100-node"];
     let message =
-        refused(&folder, &[&search[..], &["--batch-tokens", "9223372036854775808"]].concat());
+        folder.refused(&[&search[..], &["--batch-tokens", "9223372036854775808"]].concat());
     assert!(message.starts_with("hsdp: gpt2-small fits no mesh: "), "{message}");
 }
 
@@ -400,16 +370,16 @@ const STEPS: &str = "gpus,global_batch,micro_batch,width,heads,layers,context,st
 
 #[test]
 fn measured_steps_are_predicted() {
-    let folder = TempDir::new().expect("a folder");
+    let folder = Folder::new();
     let row = "8,128,8,2048,16,16,1024,688.425037\n";
-    let table = file(&folder, "steps.csv", &format!("{STEPS}{row}"));
+    let table = folder.file("steps.csv", &format!("{STEPS}{row}"));
     let (code, text, _) = hsdp(&["simulate", "--against", &table, "--machine", "a100-node"]);
     assert_eq!(code, Some(0));
     let last = text.trim_end().lines().last().expect("a line");
     assert!(last.starts_with("1 steps, mean error ") && last.contains(" %, worst "), "{last}");
     let error = last.split([' ', ',']).filter_map(|word| word.parse::<f64>().ok()).next_back();
     assert!(error.is_some_and(|error| error < 8.0), "{last}");
-    let torn = file(&folder, "torn.csv", &format!("{STEPS}8,128\n"));
-    let message = refused(&folder, &["simulate", "--against", &torn, "--machine", "a100-node"]);
+    let torn = folder.file("torn.csv", &format!("{STEPS}8,128\n"));
+    let message = folder.refused(&["simulate", "--against", &torn, "--machine", "a100-node"]);
     assert!(message.starts_with("hsdp: DIR/torn.csv: table, line 2: "), "{message}");
 }

@@ -1,39 +1,30 @@
-//! Files that a user names: only regular ones are read, up to a length, and without blocking.
-#![cfg(unix)]
+//! Files that a program reads: only regular ones, up to a length, and without blocking.
 
 use std::fs::{self, File};
+use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::Command;
-use std::sync::mpsc;
-use std::thread;
-use std::time::Duration;
 
 use hsdp_train::file::{lines, read, read_text, read_texts};
 use tempfile::TempDir;
 
-/// Maximum time for one file on a slow machine.
-const PATIENCE: Duration = Duration::from_secs(20);
+use crate::{at_once, fifo};
 
 /// Returns the error of reading a file with a limit of 1000 bytes.
 fn refusal(path: &Path) -> String {
-    let (done, ended) = mpsc::channel();
     let path = path.to_owned();
-    thread::spawn(move || done.send(read_text(&path, 1000)));
-    let read = ended.recv_timeout(PATIENCE).expect("the read waits for nothing");
-    read.expect_err("a file that is refused").to_string()
+    at_once(move || read_text(&path, 1000)).expect_err("a file that is refused").to_string()
 }
 
 #[test]
 fn a_fifo_a_device_and_a_directory_are_refused_at_once() {
     let folder = TempDir::new().expect("a folder");
-    let fifo = folder.path().join("fifo");
-    assert!(Command::new("mkfifo").arg(&fifo).status().expect("it starts").success());
+    let fifo = fifo(folder.path(), "fifo");
     assert!(refusal(&fifo).ends_with("/fifo: it is a FIFO; a regular file is needed"));
     assert!(refusal(folder.path()).ends_with(": it is a directory; a regular file is needed"));
     let expected = "/dev/zero: it is a device; a regular file is needed";
     assert_eq!(refusal(Path::new("/dev/zero")), expected);
     let link = folder.path().join("link");
-    std::os::unix::fs::symlink(&fifo, &link).expect("a link");
+    symlink(&fifo, &link).expect("a link");
     assert!(refusal(&link).ends_with("/link: it is a FIFO; a regular file is needed"));
 }
 
@@ -99,8 +90,8 @@ fn texts_are_those_of_regular_files_with_a_bound_on_their_sum() {
         fs::write(path(name), name).expect("written");
     }
     // Reading one of these would return other content, or never end.
-    std::os::unix::fs::symlink("/dev/zero", path("zero.md")).expect("a link");
-    assert!(Command::new("mkfifo").arg(path("fifo.md")).status().expect("it starts").success());
+    symlink("/dev/zero", path("zero.md")).expect("a link");
+    fifo(folder.path(), "fifo.md");
     let text = "a.md\nb/a.md\nc.md\nfolder.md/d.md";
     let most = text.len() as u64;
     assert_eq!(read_texts(folder.path(), "md", most).expect("a text"), text);
@@ -116,8 +107,8 @@ fn texts_are_also_those_of_links_and_there_is_at_least_one() {
     assert!(none.ends_with(": there is no file .md in it"), "{none}");
     let linked = elsewhere.path().join("text");
     fs::write(&linked, "linked").expect("written");
-    std::os::unix::fs::symlink(&linked, folder.path().join("b.md")).expect("a link");
-    std::os::unix::fs::symlink(folder.path(), folder.path().join("c.md")).expect("a link");
+    symlink(&linked, folder.path().join("b.md")).expect("a link");
+    symlink(folder.path(), folder.path().join("c.md")).expect("a link");
     fs::write(folder.path().join("a.md"), "own").expect("written");
     assert_eq!(read_texts(folder.path(), "md", 100).expect("a text"), "own\nlinked");
     fs::remove_file(linked).expect("removed");

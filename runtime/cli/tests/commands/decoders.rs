@@ -1,18 +1,17 @@
 //! Decoders of transformers as the model of `hsdp plan`, `hsdp simulate` and `hsdp search`: a
 //! folder, or its `config.json`, without weights.
 
-mod program;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use hsdp_models::decoder::{Decoder, DecoderConfig, Lora};
 use hsdp_sharding::{DType, Mesh, Plan, PlanOptions};
-use program::hsdp;
 use serde_json::{Map, Value, json};
-use tempfile::TempDir;
 
-/// Published sizes of Qwen3 8B.
+use crate::folder::{Folder, json};
+use crate::program::hsdp;
+
+/// Returns the published sizes of Qwen3 8B.
 fn qwen3_8b() -> Value {
     json!({
         "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": false,
@@ -38,36 +37,14 @@ fn families() -> Vec<PathBuf> {
     models
 }
 
-fn json(arguments: &[&str]) -> Value {
-    let (code, text, told) = hsdp(&[arguments, &["--json"]].concat());
-    assert_eq!((code, &*told), (Some(0), ""), "{arguments:?}");
-    serde_json::from_str(&text).expect("JSON")
-}
-
-fn planned(model: &Path) -> Value {
-    json(&["plan", &model.display().to_string(), "--mesh", "2x3"])
+fn planned(model: &str) -> Value {
+    json(&["plan", model, "--mesh", "2x3"])
 }
 
 /// Simulates a step of one sequence a rank.
-fn simulated(model: &Path, context: &str) -> Value {
-    let model = model.display().to_string();
+fn simulated(model: &str, context: &str) -> Value {
     let machine = ["--machine", "h100-cluster", "--param-dtype", "bf16", "--context", context];
-    json(&[&["simulate", &model, "--mesh", "1x8"], &machine[..]].concat())
-}
-
-/// Returns the message of a model that is refused, without the name of its file.
-fn refused(model: &Path) -> String {
-    let name = model.display().to_string();
-    let (code, said, told) = hsdp(&["plan", &name, "--mesh", "1x2"]);
-    assert_eq!((code, &*said, told.lines().count()), (Some(2), "", 1), "{told}");
-    let named = format!("hsdp: {name}");
-    told.trim_end().strip_prefix(&named).unwrap_or_else(|| panic!("{told}")).to_owned()
-}
-
-fn write(folder: &TempDir, name: &str, config: &Value) -> PathBuf {
-    let path = folder.path().join(name);
-    fs::write(&path, config.to_string()).expect("written");
-    path
+    json(&[&["simulate", model, "--mesh", "1x8"], &machine[..]].concat())
 }
 
 /// Counts the elements of all tensors in a file, by its header.
@@ -84,8 +61,8 @@ fn elements(safetensors: &Path) -> u64 {
 #[test]
 fn a_folder_of_each_family_has_the_parameters_of_its_tensors_and_the_plan_of_training() {
     for folder in families() {
-        let family = folder.display();
-        let plan = planned(&folder);
+        let family = folder.display().to_string();
+        let plan = planned(&family);
         assert_eq!(plan["parameters"], elements(&folder.join("model.safetensors")), "{family}");
         let text = fs::read_to_string(folder.join("config.json")).expect("a file");
         let decoder = Decoder::new(DecoderConfig::from_json(&text).expect("a decoder"));
@@ -93,20 +70,20 @@ fn a_folder_of_each_family_has_the_parameters_of_its_tensors_and_the_plan_of_tra
         let trained = Plan::new(decoder.spec().expect("units"), mesh, PlanOptions::default())
             .expect("a plan");
         assert_eq!(plan["fingerprint"], format!("{:016x}", trained.fingerprint()), "{family}");
-        let step = simulated(&folder, "64");
+        let step = simulated(&family, "64");
         assert!(step["flops"].as_f64() > Some(0.0), "{family}: {step}");
     }
 }
 
 #[test]
 fn qwen3_8b_is_planned_simulated_and_searched_from_its_config_alone() {
-    let folder = TempDir::new().expect("a folder");
-    let config = write(&folder, "config.json", &qwen3_8b());
+    let folder = Folder::new();
+    let config = folder.file("config.json", &qwen3_8b().to_string());
     let plan = planned(&config);
     assert_eq!(plan["parameters"], 8_190_735_360_u64);
     assert_eq!(plan["units"].as_array().map(Vec::len), Some(38));
-    let with_folder = planned(folder.path());
-    let renamed = folder.path().join("qwen3-8b.json");
+    let with_folder = planned(&folder.name());
+    let renamed = folder.at("qwen3-8b.json");
     fs::rename(&config, &renamed).expect("renamed");
     let under_another_name = planned(&renamed);
     for other in [with_folder, under_another_name] {
@@ -119,7 +96,6 @@ fn qwen3_8b_is_planned_simulated_and_searched_from_its_config_alone() {
     let flops = simulated(&renamed, "4096")["flops"].as_f64().expect("a number");
     let expected = 6.0 * matrices * tokens + 12.0 * scores * 128.0;
     assert!((flops / expected - 1.0).abs() < 1e-12, "{flops} {expected}");
-    let renamed = renamed.display().to_string();
     let space = ["--ranks", "16", "--machine", "h100-cluster", "--batch-tokens", "1048576"];
     let found = json(&[&["search", &renamed], &space[..]].concat());
     assert_eq!(found["model"], renamed);
@@ -129,11 +105,11 @@ fn qwen3_8b_is_planned_simulated_and_searched_from_its_config_alone() {
 /// The head of a tied pair is a product although it has no parameter of its own.
 #[test]
 fn a_tied_head_takes_the_operations_of_an_untied_one() {
-    let folder = TempDir::new().expect("a folder");
+    let folder = Folder::new();
     let flops = |is_tied: bool| {
         let mut config = qwen3_8b();
         config["tie_word_embeddings"] = json!(is_tied);
-        let config = write(&folder, "model.json", &config);
+        let config = folder.file("model.json", &config.to_string());
         (planned(&config)["parameters"].clone(), simulated(&config, "512")["flops"].clone())
     };
     let tied = flops(true);
@@ -178,19 +154,18 @@ fn adapters_have_the_plan_of_training() {
     let machine = ["simulate", &name, "--machine", "h100-cluster"];
     let repeated = json(&[&machine[..], &options.split(' ').collect::<Vec<_>>()].concat());
     assert_eq!(repeated["seconds"], best["seconds"]);
-    let (code, _, told) = hsdp(&["plan", "gpt2-small", "--mesh", "1x2", "--lora", "4"]);
-    let expected = "hsdp: gpt2-small: --lora needs a decoder of transformers\n";
-    assert_eq!((code, &*told), (Some(2), expected));
+    let told = Folder::new().refused(&["plan", "gpt2-small", "--mesh", "1x2", "--lora", "4"]);
+    assert_eq!(told, "hsdp: gpt2-small: --lora needs a decoder of transformers");
 }
 
 /// As in training.
 #[test]
 fn a_longer_context_than_that_of_the_model_is_refused() {
-    let folder = TempDir::new().expect("a folder");
+    let folder = Folder::new();
     let mut config = qwen3_8b();
     config["num_hidden_layers"] = json!(2);
     config["vocab_size"] = json!(1000);
-    let config = write(&folder, "config.json", &config).display().to_string();
+    let config = folder.file("config.json", &config.to_string());
     let machine = ["--machine", "h100-cluster", "--context"];
     let refused = "hsdp: --context 40961: the model reads at most 40960 tokens\n";
     for command in [
@@ -207,10 +182,10 @@ fn a_longer_context_than_that_of_the_model_is_refused() {
 /// Gemma 2 has a window in every other layer.
 #[test]
 fn a_window_of_some_layers_saves_their_scores() {
-    let folder = TempDir::new().expect("a folder");
+    let folder = Folder::new();
     let flops = |window: u64| {
         let config = json!({ "model_type": "gemma2", "sliding_window": window });
-        let config = write(&folder, "model.json", &config);
+        let config = folder.file("model.json", &config.to_string());
         simulated(&config, "8192")["flops"].as_f64().expect("a number")
     };
     // 13 of 26 layers with 8 heads of 256.
@@ -222,7 +197,9 @@ fn a_window_of_some_layers_saves_their_scores() {
 
 #[test]
 fn what_is_no_decoder_is_refused_in_one_line_with_the_key() {
-    let folder = TempDir::new().expect("a folder");
+    let folder = Folder::new();
+    let refused =
+        |text: &str| folder.refused(&["plan", &folder.file("model.json", text), "--mesh", "1x2"]);
     for (changes, said) in [
         (json!({ "model_type": "mixtral" }), "model_type is mixtral: only llama, mistral, qwen2,"),
         (json!({ "num_experts": 8 }), "num_experts is a key whose effect is not known"),
@@ -233,15 +210,14 @@ fn what_is_no_decoder_is_refused_in_one_line_with_the_key() {
         for (name, value) in changes.as_object().expect("an object") {
             config[name] = value.clone();
         }
-        let error = refused(&write(&folder, "model.json", &config));
-        assert!(error.starts_with(": ") && error.contains(said), "{error}");
+        let error = refused(&config.to_string());
+        assert!(error.starts_with("hsdp: DIR/model.json: ") && error.contains(said), "{error}");
     }
-    let cut = folder.path().join("model.json");
-    fs::write(&cut, "{\"vocab_size\": 96,\n\"model_type\": \"llama\",\n}").expect("written");
-    assert_eq!(refused(&cut), ": trailing comma at line 3 column 1");
-    let empty = TempDir::new().expect("a folder");
-    let error = refused(empty.path());
-    assert!(error.starts_with("/config.json: No such file or directory"), "{error}");
+    let error = refused("{\"vocab_size\": 96,\n\"model_type\": \"llama\",\n}");
+    assert_eq!(error, "hsdp: DIR/model.json: trailing comma at line 3 column 1");
+    let empty = Folder::new();
+    let error = empty.refused(&["plan", &empty.name(), "--mesh", "1x2"]);
+    assert!(error.starts_with("hsdp: DIR/config.json: No such file or directory"), "{error}");
     let said = "a model is a file, a folder of transformers, or one of gpt2-small, ";
     assert!(error.contains(said), "{error}");
 }
@@ -249,19 +225,18 @@ fn what_is_no_decoder_is_refused_in_one_line_with_the_key() {
 /// A folder names its `config.json`, which no output replaces.
 #[test]
 fn the_config_of_a_folder_is_not_overwritten() {
-    let folder = TempDir::new().expect("a folder");
-    let config = write(&folder, "config.json", &qwen3_8b());
-    let [folder, output] = [folder.path(), &config].map(|path| path.display().to_string());
+    let folder = Folder::new();
+    let output = folder.file("config.json", &qwen3_8b().to_string());
+    let name = folder.name();
     let machine = ["--machine", "h100-cluster"];
     let space = ["--ranks", "16", "--batch-tokens", "1048576", "--html", &output];
     for command in [
-        ["plan", &folder, "--mesh", "1x2", "--svg", &output].to_vec(),
-        [&["simulate", &folder, "--mesh", "1x2", "--trace", &output], &machine[..]].concat(),
-        [&["search", &folder], &machine[..], &space].concat(),
+        ["plan", &name, "--mesh", "1x2", "--svg", &output].to_vec(),
+        [&["simulate", &name, "--mesh", "1x2", "--trace", &output], &machine[..]].concat(),
+        [&["search", &name], &machine[..], &space].concat(),
     ] {
-        let (code, _, told) = hsdp(&command);
-        assert_eq!(code, Some(2), "{command:?}");
+        let told = folder.refused(&command);
         assert!(told.contains("it is an input"), "{told}");
     }
-    assert_eq!(fs::read_to_string(&config).expect("it is there"), qwen3_8b().to_string());
+    assert_eq!(fs::read_to_string(&output).expect("it is there"), qwen3_8b().to_string());
 }

@@ -1,13 +1,13 @@
 //! `hsdp completions`: its scripts are valid, and contain the commands.
 
-mod program;
-
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-use program::hsdp;
+use crate::folder::Folder;
+use crate::program::hsdp;
 
-/// The error of a shell that reads a script without running it. `None` if there is no error, or the shell is not installed.
+/// Returns the error of a shell that reads a script without running it. Returns `None` if there is
+/// no error, or the shell is not installed.
 fn complaint(shell: &str, script: &str) -> Option<String> {
     let child = Command::new(shell)
         .arg("-n")
@@ -42,8 +42,7 @@ fn scripts_are_read_by_their_shells_and_know_the_commands() {
 
 #[test]
 fn other_shells_are_refused_in_one_line() {
-    let (code, said, told) = hsdp(&["completions", "csh"]);
-    assert_eq!((code, &*said), (Some(2), ""));
-    let expected = "hsdp: invalid value 'csh' for '<SHELL>' [possible values: bash, zsh, fish]\n";
+    let told = Folder::new().refused(&["completions", "csh"]);
+    let expected = "hsdp: invalid value 'csh' for '<SHELL>' [possible values: bash, zsh, fish]";
     assert_eq!(told, expected);
 }

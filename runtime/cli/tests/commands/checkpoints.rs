@@ -1,15 +1,13 @@
 //! `hsdp checkpoint`: its output and its exit codes.
 
-mod program;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use crate::program::{Said, hsdp};
 use hsdp_checkpoint::{Disk, Elements, Folder, Hash, Head, Slice, Store, Writer, state_tensor};
-use program::{Said, hsdp};
 use tempfile::TempDir;
 
 /// A folder with checkpoints of some steps, each of two files.

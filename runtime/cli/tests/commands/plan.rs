@@ -1,6 +1,5 @@
-//! `hsdp plan`: its numbers are the library's, its models have the published sizes, and its errors are one line.
-
-mod program;
+//! `hsdp plan`: its numbers are the library's, its models have the published sizes, and its errors
+//! are one line.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -9,24 +8,19 @@ use hsdp_sharding::{
     ByteCount, DType, Flow, Mesh, ModelSpec, Offload, Param, Phase, Plan, PlanOptions, Rank, State,
     Traffic, Unit, UnitLayout,
 };
-use program::{Said, hsdp};
 use serde_json::{Value, json};
-use tempfile::TempDir;
+
+use crate::folder::{Folder, json};
+use crate::program::hsdp;
 
 fn planned(arguments: &[&str]) -> Value {
-    let (code, text, told) = hsdp(&[&["plan"], arguments, &["--json"]].concat());
-    assert_eq!((code, &*told), (Some(0), ""), "{arguments:?}");
-    serde_json::from_str(&text).expect("JSON")
+    json(&[&["plan"], arguments].concat())
 }
 
-/// Writes a model to a file, and plans it. `DIR` replaces the folder in its messages.
-fn refused(model: &str, arguments: &[&str]) -> Said {
-    let folder = TempDir::new().expect("a folder");
-    let file = folder.path().join("model.json");
-    fs::write(&file, model).expect("written");
-    let file = file.display().to_string();
-    let (code, said, told) = hsdp(&[&["plan", &file], arguments].concat());
-    (code, said, told.replace(&folder.path().display().to_string(), "DIR"))
+/// Writes a model to `DIR/model.json`, and returns the error of its plan.
+fn refused(model: &str, arguments: &[&str]) -> String {
+    let folder = Folder::new();
+    folder.refused(&[&["plan", &*folder.file("model.json", model)], arguments].concat())
 }
 
 #[test]
@@ -59,10 +53,8 @@ const MODEL: &str = r#"{"units": [
 
 #[test]
 fn a_step_is_printed_in_words() {
-    let folder = TempDir::new().expect("a folder");
-    let file = folder.path().join("model.json");
-    fs::write(&file, MODEL).expect("written");
-    let file = file.display().to_string();
+    let folder = Folder::new();
+    let file = folder.file("model.json", MODEL);
     let arguments = ["plan", &*file, "--mesh", "2x2", "--microbatches", "5", "--program"];
     let (code, text, told) = hsdp(&arguments);
     assert_eq!((code, &*told), (Some(0), ""));
@@ -102,13 +94,11 @@ fn flows(traffic: &Traffic) -> Value {
     all
 }
 
-/// The plan of a file, as the program says it, on a mesh of 3 x 2.
+/// Plans a model on a mesh of 3 x 2.
 fn planned_file(model: &str, optimizer: &str) -> Value {
-    let folder = TempDir::new().expect("a folder");
-    let file = folder.path().join("model.json");
-    fs::write(&file, model).expect("written");
+    let folder = Folder::new();
     let options = ["--mesh", "3x2", "--microbatches", "4", "--optimizer", optimizer];
-    planned(&[&[&*file.display().to_string()], &options[..]].concat())
+    planned(&[&[&*folder.file("model.json", model)], &options[..]].concat())
 }
 
 #[test]
@@ -129,9 +119,9 @@ fn a_unit_of_a_file_computes_in_its_own_dtype() {
     assert_eq!(said["memory"]["places"]["host"]["gather_input"], plan.memory().gather_input.get());
     let dtypes = [0, 1].map(|unit| said["units"][unit]["compute_dtype"].clone());
     assert_eq!(dtypes, ["f32", "bf16"].map(Value::from));
-    let (code, _, told) = refused(&file.replace("bf16", "i64"), &["--mesh", "1x2"]);
-    let expected = "hsdp: DIR/model.json: unit `two` computes in i64: expected f32, f16 or bf16\n";
-    assert_eq!((code, &*told), (Some(2), expected));
+    let told = refused(&file.replace("bf16", "i64"), &["--mesh", "1x2"]);
+    let expected = "hsdp: DIR/model.json: unit `two` computes in i64: expected f32, f16 or bf16";
+    assert_eq!(told, expected);
 }
 
 #[test]
@@ -161,7 +151,8 @@ fn the_sums_of_adafactor_have_the_numbers_of_the_library() {
     let host = &said["memory"]["places"]["host"];
     assert_eq!(host["update"], plan.memory().update.get());
     assert!(plan.memory().update > ByteCount::ZERO, "the sums take memory");
-    // Of 50 rows and 7 columns, of 33 rows and 5 columns, and of three parameters: 98 values, then 3, and the first rank has 49 and 2.
+    // The sums of 50 rows and 7 columns, and of 33 rows and 5 columns, are 98 values, and those of
+    // the parameters 3. The first rank has 49 and 2.
     let expected = 8 * (49 + 49 + 2 + 1);
     assert_eq!(said["traffic"]["rank"]["update"], json!({ "calls": 2, "bytes": expected }));
     assert_eq!(plan.update(Rank::new(0)).summed.bytes, ByteCount(expected));
@@ -179,7 +170,7 @@ fn eight_bit_state_has_two_bytes_an_element_and_cuts_between_blocks() {
         .keep();
     let spec = ModelSpec::new().unit(one).unit(two).tie("head", "w");
     assert_says(&said, spec.updated_by(|_| State::EightBit { block: 256 }));
-    // The first shard has `w` up to its first block, and all of `v`: 256 and 165 elements of a block each.
+    // The first shard has 256 elements of `w`, its first block, and all 165 elements of `v`.
     let expected = (2 * 256 + 8) + (2 * 192 + 8);
     assert_eq!(said["memory"]["places"]["host"]["optimizer"], expected);
     let in_file = MODEL.replace("\"rows\": 4", "\"blocks\": 64");
@@ -192,8 +183,8 @@ fn eight_bit_state_has_two_bytes_an_element_and_cuts_between_blocks() {
     assert_eq!(plan, layout.padding().get());
 }
 
-/// Compares a plan of 4 microbatches on a mesh of 3 x 2. The test computes the traffic of every rank, the program that of one rank of
-/// each replica and of each shard.
+/// Compares a plan of 4 microbatches on a mesh of 3 x 2. The test computes the traffic of every
+/// rank, and the program that of one rank of each replica and of each shard.
 fn assert_says(said: &Value, spec: ModelSpec) -> Plan {
     let mesh = Mesh::new(3, 2).expect("a mesh");
     let plan = Plan::new(spec, mesh, PlanOptions::default()).expect("a plan");
@@ -251,10 +242,10 @@ fn what_is_offloaded_is_told_of_both_places() {
         (&0.into(), &0.into())
     );
     assert_eq!(places["host"]["shard"], 4 * 8_030_261_248_u64 / 8);
-    let (code, _, told) = hsdp(&["plan", "llama3-8b", "--mesh", "1x8", "--offload", "all"]);
+    let host = ["plan", "llama3-8b", "--mesh", "1x8", "--offload", "all"];
     let expected =
-        "hsdp: --offload all needs --device cuda: there is nothing to offload from the host\n";
-    assert_eq!((code, &*told), (Some(2), expected));
+        "hsdp: --offload all needs --device cuda: there is nothing to offload from the host";
+    assert_eq!(Folder::new().refused(&host), expected);
     assert_eq!(Offload::EVERY.len(), 3, "a new choice would have to be looked at here");
 }
 
@@ -270,7 +261,8 @@ fn muon_on_a_device_takes_memory_of_the_host() {
     assert_eq!(adamw.get("host"), None);
     let shards = 124_439_808 / 4 * 4;
     assert!(muon["device"]["update"].as_u64() > Some(0), "{muon}");
-    // A rank has the pieces and the owned matrices of a quarter each, of the model without its embeddings.
+    // A rank has a quarter of the pieces, and a quarter of the owned matrices, which leave out the
+    // embeddings.
     let on_host = muon["host"]["update"].as_u64().expect("bytes");
     assert!((shards..2 * shards).contains(&on_host), "{muon}");
     assert_eq!(muon["host"]["total"], on_host);
@@ -297,10 +289,8 @@ fn optimizers_that_update_on_the_host_are_not_planned_on_a_device() {
 
 #[test]
 fn text_names_the_worst_rank_and_the_totals() {
-    let folder = TempDir::new().expect("a folder");
-    let file = folder.path().join("model.json");
-    fs::write(&file, MODEL).expect("written");
-    let (code, text, _) = hsdp(&["plan", &file.display().to_string(), "--mesh", "3x2"]);
+    let folder = Folder::new();
+    let (code, text, _) = hsdp(&["plan", &folder.file("model.json", MODEL), "--mesh", "3x2"]);
     assert_eq!(code, Some(0));
     for said in ["523 parameters in 2 units", "is the same on every rank, except", "the most bytes"]
     {
@@ -311,21 +301,20 @@ fn text_names_the_worst_rank_and_the_totals() {
 /// All bars have one width, and padding is hatched.
 #[test]
 fn a_picture_has_a_box_for_each_shard_and_hatches_padding() {
-    let folder = TempDir::new().expect("a folder");
-    let [file, svg] = ["model.json", "owners.svg"].map(|name| folder.path().join(name));
-    fs::write(&file, MODEL.replace("\"w\"", "\"w<&>\"")).expect("written");
-    let [file, picture] = [&file, &svg].map(|path| path.display().to_string());
+    let folder = Folder::new();
+    let file = folder.file("model.json", &MODEL.replace("\"w\"", "\"w<&>\""));
+    let picture = folder.at("owners.svg");
     let (code, _, _) = hsdp(&["plan", &file, "--mesh", "3x2", "--svg", &picture]);
     assert_eq!(code, Some(0));
-    let text = fs::read_to_string(&svg).expect("drawn");
+    let text = fs::read_to_string(&picture).expect("drawn");
     assert!(text.contains("w&lt;&amp;&gt; 0..") && !text.contains("w<&>"), "{text}");
     // Two trainable regions and a frozen one, on two shards.
     assert_eq!(text.matches("<title>shard ").count(), 6);
     assert!(text.matches("<title>padding: ").count() >= 3, "{text}");
     assert_eq!(text.matches('<').count(), text.matches('>').count());
-    let (code, _, told) = hsdp(&["plan", "gpt2-small", "--mesh", "1x257", "--svg", &picture]);
-    let expected = "hsdp: --svg draws at most 256 shards and 1000 units; the plan has 257 and 13\n";
-    assert_eq!((code, &*told), (Some(2), expected));
+    let told = folder.refused(&["plan", "gpt2-small", "--mesh", "1x257", "--svg", &picture]);
+    let expected = "hsdp: --svg draws at most 256 shards and 1000 units; the plan has 257 and 13";
+    assert_eq!(told, expected);
 }
 
 /// Files, and the beginning of the message after their name.
@@ -384,27 +373,24 @@ const WRONG: &[(&str, &str)] = &[
 #[test]
 fn sums_beyond_64_bits_are_refused() {
     let model = r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [150000000000000, 1, 1]}]}]}"#;
-    let (code, _, told) = refused(model, &["--mesh", "1x4096", "--optimizer", "adafactor"]);
-    let said = "elements, 1 microbatches and 4096 ranks: the bytes of a step do not fit 64 bits\n";
-    assert_eq!(code, Some(2));
-    assert!(told.ends_with(said) && told.matches('\n').count() == 1, "{told}");
+    let told = refused(model, &["--mesh", "1x4096", "--optimizer", "adafactor"]);
+    let end = "elements, 1 microbatches and 4096 ranks: the bytes of a step do not fit 64 bits";
+    assert!(told.ends_with(end), "{told}");
 }
 
 #[test]
 fn what_is_wrong_with_a_file_is_one_line_with_its_place() {
     for (model, expected) in WRONG {
-        let (code, said, told) = refused(model, &["--mesh", "1x2"]);
-        assert_eq!((code, &*said), (Some(2), ""), "{model}");
+        let told = refused(model, &["--mesh", "1x2"]);
         let line = told.strip_prefix("hsdp: DIR/model.json: ").unwrap_or(&told);
-        assert!(line.starts_with(expected) && told.matches('\n').count() == 1, "{model}: {told}");
+        assert!(line.starts_with(expected), "{model}: {told}");
     }
 }
 
 #[test]
 fn a_file_that_is_too_long_is_not_read() {
-    let (code, _, told) = refused(&" ".repeat((16 << 20) + 1), &["--mesh", "1x1"]);
-    let expected = "hsdp: DIR/model.json: it has more than 16777216 bytes\n";
-    assert_eq!((code, &*told), (Some(2), expected));
+    let told = refused(&" ".repeat((16 << 20) + 1), &["--mesh", "1x1"]);
+    assert_eq!(told, "hsdp: DIR/model.json: it has more than 16777216 bytes");
 }
 
 #[test]
@@ -417,28 +403,25 @@ fn what_cannot_be_planned_is_one_line() {
         (&["--mesh", "1x2", "--microbatches", "0"], "invalid value '0' for '--microbatches"),
         (&[], "the following required arguments were not provided: --mesh <RxS>"),
     ] {
-        let (code, _, told) = refused(small, arguments);
-        assert_eq!(code, Some(2), "{arguments:?}");
-        assert!(told.contains(expected) && told.matches('\n').count() == 1, "{told}");
+        let told = refused(small, arguments);
+        assert!(told.contains(expected), "{told}");
     }
-    let (code, _, told) = hsdp(&["plan", "gpt3", "--mesh", "1x1"]);
-    assert_eq!(code, Some(2));
-    let models = "; a model is a file, a folder of transformers, or one of gpt2-small, llama3-8b, llama3-70b\n";
+    let folder = Folder::new();
+    let told = folder.refused(&["plan", "gpt3", "--mesh", "1x1"]);
+    let models = "; a model is a file, a folder of transformers, or one of gpt2-small, llama3-8b, llama3-70b";
     assert!(told.ends_with(models), "{told}");
-    let (code, _, told) =
-        hsdp(&["plan", "llama3-70b", "--mesh", "1024x1024", "--microbatches", "1048576"]);
-    assert_eq!(code, Some(2));
-    assert!(told.ends_with("the bytes of a step do not fit 64 bits\n"), "{told}");
+    let large = ["plan", "llama3-70b", "--mesh", "1024x1024", "--microbatches", "1048576"];
+    let told = folder.refused(&large);
+    assert!(told.ends_with("the bytes of a step do not fit 64 bits"), "{told}");
 }
 
 /// The example in PLAN.md is a valid model.
 #[test]
 fn the_page_has_an_example_that_runs() {
-    let page = include_str!("../PLAN.md");
+    let page = include_str!("../../PLAN.md");
     let example = page.split("```json").nth(1).and_then(|rest| rest.split("```").next());
-    let folder = TempDir::new().expect("a folder");
-    let file = folder.path().join("model.json");
-    fs::write(&file, example.expect("an example")).expect("written");
-    let plan = planned(&[&file.display().to_string(), "--mesh", "2x3"]);
+    let folder = Folder::new();
+    let file = folder.file("model.json", example.expect("an example"));
+    let plan = planned(&[&file, "--mesh", "2x3"]);
     assert_eq!(plan["parameters"], 256 * 64 + 64 * 64 + 64 + 333 + 64);
 }

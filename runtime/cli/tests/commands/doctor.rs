@@ -1,19 +1,18 @@
 //! `hsdp doctor`: it finds the files of a test's own folder, and never fails.
 
-#[cfg(unix)]
-#[path = "program/mpirun.rs"]
-mod mpirun;
-mod program;
-
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use program::hsdp;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Its JSON output, with these environment variables.
+use crate::folder::Folder;
+#[cfg(unix)]
+use crate::mpirun::replace_mpirun;
+use crate::program::hsdp;
+
+/// Returns its JSON output with these environment variables.
 fn examined(variables: &[(&str, &Path)]) -> Value {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hsdp"));
     command
@@ -92,13 +91,13 @@ fn mpirun_is_asked_who_it_is() {
     let mpi = finding(&said, "mpi");
     assert_eq!((&mpi["state"], &mpi["says"]), (&"missing".into(), &"no mpirun in PATH".into()));
     assert!(mpi["advice"].as_str().is_some_and(|advice| advice.contains("openmpi-bin")), "{mpi}");
-    mpirun::replace_mpirun(
+    replace_mpirun(
         folder.path(),
         "#!/bin/sh\necho 'HYDRA build details:'; echo '  Version:   4.2.1'\n",
     );
     let said = examined(&[("PATH", folder.path())]);
     assert_eq!(finding(&said, "mpi")["version"], "MPICH 4.2.1");
-    mpirun::replace_mpirun(folder.path(), "#!/there/is/no/such\n");
+    replace_mpirun(folder.path(), "#!/there/is/no/such\n");
     let said = examined(&[("PATH", folder.path())]);
     let mpi = finding(&said, "mpi");
     let says = mpi["says"].as_str().expect("a reason");
@@ -126,7 +125,6 @@ fn cores_and_memory_are_those_of_the_machine() {
 
 #[test]
 fn nonsense_is_refused_in_one_line() {
-    let (code, said, told) = hsdp(&["doctor", "--cure"]);
-    assert_eq!((code, &*said), (Some(2), ""));
-    assert_eq!(told, "hsdp: unexpected argument '--cure' found\n");
+    let told = Folder::new().refused(&["doctor", "--cure"]);
+    assert_eq!(told, "hsdp: unexpected argument '--cure' found");
 }
