@@ -37,7 +37,8 @@
 //! ```
 //! use hsdp_kernels::{Divisor, Fold, Values, Wire, contribute, settle};
 //!
-//! let (first, second) = (vec![1.0_f32, 3.0], vec![2.0_f32, 1.0 + 1e-4]);
+//! let first = vec![1.0_f32, 3.0];
+//! let second = vec![2.0_f32, 1.0 + 1e-4];
 //! let mut sum = [0.0; 2];
 //! contribute(&mut sum, Values::F32(&first), Divisor::ONE, Wire::BF16, Fold::Replace);
 //! contribute(&mut sum, Values::F32(&second), Divisor::ONE, Wire::BF16, Fold::Add);

@@ -80,7 +80,8 @@ impl ParamSlot {
 ///
 /// ```
 /// use hsdp_sharding::{Param, Unit, UnitLayout};
-/// let (weight, bias) = (Param::new("weight", [10, 10]), Param::new("bias", [10]));
+/// let weight = Param::new("weight", [10, 10]);
+/// let bias = Param::new("bias", [10]);
 /// let unit = Unit::new("h.0").param(weight).param(bias);
 /// let layout = UnitLayout::new(&unit, 3)?;
 /// assert_eq!(layout.params()[1].start, 128); // 100 elements, padded to a multiple of 32

@@ -32,7 +32,8 @@
 //! use hsdp_candle::prelude::*;
 //!
 //! let train = |world: World| -> Result<f64, hsdp_candle::Error> {
-//!     let (weight, bias) = (Param::new("weight", [1, 3]), Param::new("bias", [1]));
+//!     let weight = Param::new("weight", [1, 3]);
+//!     let bias = Param::new("bias", [1]);
 //!     let spec = ModelSpec::new().unit(Unit::new("linear").param(weight).param(bias));
 //!     let halves = |param: &Param| vec![0.5; param.numel()];
 //!     let options = ModelOptions::on(Mesh::new(1, 2)?);

@@ -23,7 +23,8 @@ use crate::step::{Pass, PassHandle};
 ///
 /// let means = hsdp::launch(2, WorldOptions::default(), |world| -> Result<f64, hsdp::Error> {
 ///     let spec = ModelSpec::new().unit(Unit::new("linear").param(Param::new("w", [4])));
-///     let (rank, options) = (world.rank().index(), ModelOptions::on(Mesh::new(1, 2)?));
+///     let rank = world.rank().index();
+///     let options = ModelOptions::on(Mesh::new(1, 2)?);
 ///     let mut model = ShardedModel::new(world, spec, options, |_| vec![0.5; 4])?;
 ///     let linear = model.plan().spec().unit_ids().next().expect("one unit");
 ///

@@ -32,7 +32,8 @@ use crate::state::sums::{NotedUnit, first_noted, sighting_in_unit};
 /// use hsdp::UnitGradients;
 ///
 /// // A weight of shape [2, 3] and its bias.
-/// let (weight, bias) = (vec![0.5_f32; 6], vec![1.0_f32; 2]);
+/// let weight = vec![0.5_f32; 6];
+/// let bias = vec![1.0_f32; 2];
 /// let both = UnitGradients::of([weight.clone(), bias]);
 /// let frozen_bias = UnitGradients::new().with(weight).without();
 /// # drop((both, frozen_bias));

@@ -56,7 +56,8 @@ pub fn is_unheard() -> bool {
 /// `name = %value` and `name = ?value`, followed by a format string with its arguments.
 ///
 /// ```
-/// let (step, free) = (7, 12.5);
+/// let step = 7;
+/// let free = 12.5;
 /// hsdp_warnings::warn!(step, free = ?free, "the disk is nearly full");
 /// // On stderr: `hsdp: warning: the disk is nearly full (step: 7, free: 12.5)`
 /// ```

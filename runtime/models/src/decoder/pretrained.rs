@@ -45,7 +45,8 @@ const BLOCK: usize = 1 << 16;
 /// # fn train(world: World) -> Result<(), Box<dyn std::error::Error>> {
 /// let folder = Pretrained::open("TinyLlama".as_ref())?;
 /// let decoder = Decoder::new(folder.config().clone());
-/// let (options, init) = (ModelOptions::on(Mesh::new(2, 2)?), decoder.recorded()?.init(1));
+/// let options = ModelOptions::on(Mesh::new(2, 2)?);
+/// let init = decoder.recorded()?.init(1);
 /// let model = folder.load(world, decoder.spec()?, options, init)?;
 /// # Ok(())
 /// # }
