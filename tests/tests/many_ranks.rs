@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use hsdp::{
-    Accumulation, Error, ModelOptions, Optimizer, Sgd, SgdOptions, ShardedModel, StepOptions, World,
-};
+use hsdp::{Accumulation, Error, ModelOptions, Optimizer, Sgd, SgdOptions, StepOptions, World};
 use hsdp_tests::support::handmade::in_f32;
 use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs::{self, Batch};
@@ -28,7 +26,7 @@ struct Trained {
 fn train(world: World, options: &ModelOptions) -> Result<Trained, Error> {
     let rank = world.rank().index();
     let alone = options.mesh.world_size() == 1;
-    let mut model = ShardedModel::new(world, three_units(), options.clone(), springs::initial)?;
+    let mut model = springs::model(world, options)?;
     let mut sgd =
         Sgd::new(&model, SgdOptions { learning_rate: LEARNING_RATE, ..SgdOptions::default() });
     let mut losses = Vec::new();

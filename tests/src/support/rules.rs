@@ -1,6 +1,7 @@
-//! Rules of optimizers that hsdp does not have.
+//! Rules of optimizers that hsdp does not have, and the step of the kernel of one that it has.
 
-use hsdp::{Rule, Run, RunState, Setting};
+use hsdp::{AdamWOptions, Rule, Run, RunState, Setting};
+use hsdp_kernels::AdamWStep;
 
 /// Moves each element by the sign of its gradient.
 #[derive(Clone, Copy, Debug)]
@@ -25,5 +26,19 @@ impl Rule for Signs {
         for (parameter, gradient) in run.parameters.iter_mut().zip(run.gradient) {
             *parameter -= rate * (gradient * run.clip).signum();
         }
+    }
+}
+
+/// Returns update number `step` of AdamW, counted from 1.
+#[must_use]
+pub fn adamw_step(options: AdamWOptions, step: u64, clip: f32) -> AdamWStep {
+    AdamWStep {
+        learning_rate: options.learning_rate,
+        beta1: options.betas.0,
+        beta2: options.betas.1,
+        epsilon: options.eps,
+        weight_decay: options.weight_decay,
+        step,
+        clip,
     }
 }

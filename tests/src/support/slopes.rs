@@ -1,6 +1,6 @@
 //! A model that is linear in each parameter: its gradients are whatever a test says.
 
-use hsdp::{Error, LossSum, Param, Step, Values};
+use hsdp::{Error, Gradients, LossSum, Param, ShardedModel, Step, StepOptions, Values};
 
 use crate::support::handmade::{self, Handmade};
 
@@ -19,6 +19,17 @@ impl Handmade for Slopes<'_> {
     fn derivative(&self, param: &Param, values: Values<'_>) -> Option<Vec<f32>> {
         Some(vec![(self.0)(param)?; values.len()])
     }
+}
+
+/// Runs a step of one microbatch of weight 1 in which every element of every trainable parameter
+/// has the derivative `slope`.
+///
+/// # Errors
+/// The error of the runtime.
+pub fn gradients(model: &mut ShardedModel, slope: f32) -> Result<Gradients, Error> {
+    let mut step = model.begin_step(StepOptions::microbatches(1))?;
+    microbatch(&mut step, slope)?;
+    step.finish()
 }
 
 /// Runs one microbatch of weight 1 in which every element of every trainable parameter has the

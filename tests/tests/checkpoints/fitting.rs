@@ -564,9 +564,7 @@ fn a_parameter_whose_state_was_loaded_by_another_optimizer_is_refused() {
         let right = |model: &mut ShardedModel, by: &mut O| steps(model, by, 3..5);
         let corrected = |model: &mut ShardedModel, by: &mut O| {
             let before = model.full_parameters()?;
-            let mut step = model.begin_step(StepOptions::microbatches(1))?;
-            slopes::microbatch(&mut step, 1.0)?;
-            let gradients = step.finish()?;
+            let gradients = slopes::gradients(model, 1.0)?;
             let told = wrong(by, model, gradients).expect_err("state would be lost");
             assert_eq!(told.to_string(), expected);
             assert!(model.full_parameters()? == before);
@@ -618,9 +616,7 @@ fn a_parameter_without_state_may_get_another_owner() {
     let whole_and_sgd = |model: &mut ShardedModel, whole: &mut WholeParameters| {
         let mut sgd = Sgd::new(model, SgdOptions::default());
         for _ in 3..5 {
-            let mut step = model.begin_step(StepOptions::microbatches(1))?;
-            slopes::microbatch(&mut step, 1.0)?;
-            let gradients = step.finish()?;
+            let gradients = slopes::gradients(model, 1.0)?;
             let whole = &mut whole.by(slower);
             let both: [Selected<'_>; 2] =
                 [(whole, |it| it.name != "left"), (&mut sgd, |it| it.name == "left")];
@@ -646,9 +642,7 @@ fn a_parameter_of_an_optimizer_without_state_keeps_its_owner() {
     let spec = spec(&[("a", &[400]), ("b", &[300])]);
     let folder = tempfile::tempdir().expect("a folder");
     let update = |model: &mut ShardedModel, adamw: &mut AdamW, sgd: &mut Sgd, moved: bool| {
-        let mut step = model.begin_step(StepOptions::microbatches(1))?;
-        slopes::microbatch(&mut step, 1.0)?;
-        let gradients = step.finish()?;
+        let gradients = slopes::gradients(model, 1.0)?;
         let both: [Selected<'_>; 2] = match moved {
             false => [(adamw, |it| it.name == "a"), (sgd, |it| it.name != "a")],
             true => [(adamw, |_| true), (sgd, |_| false)],

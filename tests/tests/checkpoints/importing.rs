@@ -219,7 +219,7 @@ fn replicas_whose_folders_differ_in_a_bit_are_named() {
         let store = folder.path().join("store");
         on_ranks(1, |world| {
             let options = ModelOptions::on(mesh(1, 1));
-            let model = ShardedModel::new(world, wide(), options, springs::initial)?;
+            let model = springs::model_of(world, &wide(), &options)?;
             let training = Training::of(model);
             training.save(&mut training.checkpoints(&store)?)
         });
@@ -269,47 +269,4 @@ fn a_broken_folder_is_named() {
         ShardedModel::import(world, spec(), ModelOptions::on(mesh(1, 2)), &from).map(drop)
     }));
     assert!(told.to_string().contains("model.safetensors has"), "{told}");
-}
-
-/// As in transformers. The parts are those of an older version of the model.
-#[test]
-fn a_single_file_goes_before_older_parts_beside_it() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let expected = exported(folder.path(), u64::MAX);
-    let older = tempfile::tempdir().expect("a folder");
-    exported(older.path(), 1000);
-    let [model, older] = [folder.path(), older.path()].map(|it| it.join("model"));
-    let parts =
-        || std::fs::read_dir(&older).expect("a folder").map(|it| it.expect("a file").path());
-    for part in parts() {
-        let name = part.file_name().expect("a name");
-        let mut bytes = std::fs::read(&part).expect("a file");
-        if name.to_string_lossy().starts_with("model-") {
-            *bytes.last_mut().expect("it has some") ^= 1;
-        }
-        std::fs::write(model.join(name), bytes).expect("written");
-    }
-    let from = Import::of(&model);
-    let found = on_ranks(2, |world| {
-        let options = ModelOptions::on(mesh(1, 2));
-        let full = import(world, &options, &from)?.model.full_parameters()?;
-        Ok(full.into_iter().collect::<Vec<_>>())
-    });
-    assert!(common(found) == expected);
-}
-
-/// Each rank has the whole sentence, and none waits for another.
-#[test]
-fn parts_without_an_index_are_told_as_what_they_are() {
-    let folder = tempfile::tempdir().expect("a folder");
-    exported(folder.path(), 1000);
-    let model = folder.path().join("model");
-    std::fs::remove_file(model.join("model.safetensors.index.json")).expect("there");
-    let told = common_error(outcomes(2, |world| {
-        let from = Import::of(&model);
-        ShardedModel::import(world, spec(), ModelOptions::on(mesh(1, 2)), &from).map(drop)
-    }));
-    let told = told.to_string();
-    assert!(told.contains("it has parts of a model (model-00001-of-"), "{told}");
-    assert!(told.contains("without model.safetensors.index.json"), "{told}");
 }

@@ -16,7 +16,6 @@ use hsdp::{
     Param, ParamId, RateScale, Sgd, SgdOptions, ShardedModel, StepOptions, Update, World,
 };
 use hsdp_checkpoint::{Hash, OptimizerHead};
-use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::warnings::Said;
 use hsdp_tests::support::worlds::{common, common_error, mesh, meshes, on_ranks, outcomes};
@@ -438,9 +437,7 @@ fn a_rate_that_is_set_before_the_load_and_another_kind_of_loss_scale_are_told() 
     with_default(said.clone(), || {
         for loss_scaling in [LossScaling::Dynamic(DynamicScale::default()), LossScaling::Off] {
             let options = ModelOptions { loss_scaling, ..ModelOptions::on(mesh(1, 1)) };
-            let mut model =
-                ShardedModel::new(World::single(), three_units(), options, springs::initial)
-                    .expect("a model");
+            let mut model = springs::model(World::single(), &options).expect("a model");
             let mut adamw = AdamW::new(&model, adamw(1e-2));
             let mut checkpoints =
                 open(&model, folder.path(), OtherOptions::Refuse).expect("opened");

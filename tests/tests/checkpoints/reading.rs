@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints, OtherParameters, Weights};
 use hsdp::{
-    AdamW, AdamWOptions, Ema, Error, ModelOptions, Param, Sgd, SgdOptions, ShardedModel,
-    StepOptions, Whole, WholeParameters,
+    AdamW, AdamWOptions, Ema, Error, ModelOptions, Param, Sgd, SgdOptions, ShardedModel, Whole,
+    WholeParameters,
 };
 use hsdp_checkpoint::{Disk, Head, Slice, Store, Writer};
 use hsdp_tests::support::slopes;
@@ -412,13 +412,10 @@ fn a_run_that_goes_back_is_told_of_later_checkpoints_and_discards_them_if_it_wan
 fn two_optimizers_of_one_kind_are_refused_by_the_first_update_if_checkpoints_are_open() {
     let folder = tempfile::tempdir().expect("a folder");
     on_ranks(2, |world| {
-        let mut model =
-            ShardedModel::new(world, spec(), ModelOptions::on(mesh(1, 2)), springs::initial)?;
+        let mut model = springs::model_of(world, &spec(), &ModelOptions::on(mesh(1, 2)))?;
         let mut adamws = [(); 2].map(|()| AdamW::new(&model, AdamWOptions::default()));
         let mut update = |model: &mut ShardedModel| {
-            let mut step = model.begin_step(StepOptions::microbatches(1))?;
-            slopes::microbatch(&mut step, 1.0)?;
-            let gradients = step.finish()?;
+            let gradients = slopes::gradients(model, 1.0)?;
             let [one, other] = &mut adamws;
             model.update_by(
                 gradients,
@@ -449,13 +446,10 @@ fn two_optimizers_of_one_kind_are_refused_by_the_first_update_if_checkpoints_are
 fn two_optimizers_of_whole_parameters_of_one_kind_are_refused_by_the_first_update() {
     let folder = tempfile::tempdir().expect("a folder");
     on_ranks(2, |world| {
-        let mut model =
-            ShardedModel::new(world, spec(), ModelOptions::on(mesh(1, 2)), springs::initial)?;
+        let mut model = springs::model_of(world, &spec(), &ModelOptions::on(mesh(1, 2)))?;
         let mut states = [(); 2].map(|()| WholeParameters::new(&model, "halving", |_| 1));
         let mut update = |model: &mut ShardedModel| {
-            let mut step = model.begin_step(StepOptions::microbatches(1))?;
-            slopes::microbatch(&mut step, 1.0)?;
-            let gradients = step.finish()?;
+            let gradients = slopes::gradients(model, 1.0)?;
             let halve =
                 |Whole { values, .. }: Whole<'_>| values.iter_mut().for_each(|it| *it /= 2.0);
             let [one, other] = &mut states;

@@ -30,9 +30,7 @@ fn row_42_each_kind_of_difference_between_models_is_listed_at_once() {
     on_ranks(2, |world| {
         let mut model = ShardedModel::new(world, saved(), options(), springs::initial)?;
         let mut adamw = AdamW::new(&model, AdamWOptions::default());
-        let mut step = model.begin_step(StepOptions::microbatches(1))?;
-        slopes::microbatch(&mut step, 1.0)?;
-        let gradients = step.finish()?;
+        let gradients = slopes::gradients(&mut model, 1.0)?;
         adamw.step(&mut model, gradients)?;
         let options = CheckpointOptions::default();
         Checkpoints::open(&model, folder.path(), options)?.save(&model, &adamw, &json!(null))
@@ -72,9 +70,7 @@ fn of_many_differences_the_first_are_named_and_the_others_counted() {
     let save = |world| {
         let mut model = ShardedModel::new(world, spec("q", 0), options(), springs::initial)?;
         let mut adamw = AdamW::new(&model, AdamWOptions::default());
-        let mut step = model.begin_step(StepOptions::microbatches(1))?;
-        slopes::microbatch(&mut step, 1.0)?;
-        let gradients = step.finish()?;
+        let gradients = slopes::gradients(&mut model, 1.0)?;
         adamw.step(&mut model, gradients)?;
         let options =
             CheckpointOptions { content: Content::Trainable, ..CheckpointOptions::default() };
@@ -241,9 +237,7 @@ fn refused_of<O: Checkpointed>(
     let mut model = ShardedModel::new(world, spec, options(), springs::initial)?;
     let mut adamw = AdamW::new(&model, AdamWOptions::default());
     let mut lion = Lion::new(&model, LionOptions::default());
-    let mut step = model.begin_step(StepOptions::microbatches(1))?;
-    slopes::microbatch(&mut step, 1.0)?;
-    let gradients = step.finish()?;
+    let gradients = slopes::gradients(&mut model, 1.0)?;
     model.update_by(
         gradients,
         [(&mut adamw, |param| param.name == "w"), (&mut lion, |param| param.name == "b")],

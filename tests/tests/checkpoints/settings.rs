@@ -17,7 +17,7 @@ fn stated(settings: &[(&str, &str)]) -> ModelSpec {
 
 fn model(world: World, spec: &ModelSpec) -> Result<(ShardedModel, AdamW), Error> {
     let options = ModelOptions::on(mesh(1, 2));
-    let model = ShardedModel::new(world, spec.clone(), options, springs::initial)?;
+    let model = springs::model_of(world, spec, &options)?;
     let adamw = AdamW::new(&model, AdamWOptions::default());
     Ok((model, adamw))
 }

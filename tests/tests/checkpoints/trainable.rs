@@ -259,7 +259,7 @@ fn other_trainable_parameters_are_named() {
     let other = spec().units().iter().map(changed).fold(ModelSpec::new(), ModelSpec::unit);
     let told = common_error(outcomes(2, |world| {
         let options = ModelOptions::on(mesh(1, 2));
-        let mut model = ShardedModel::new(world, other.clone(), options, springs::initial)?;
+        let mut model = springs::model_of(world, &other, &options)?;
         let mut adamw = AdamW::new(&model, AdamWOptions::default());
         open(&model, folder.path(), Content::Trainable)?.load(&mut model, &mut adamw, 2)
     }));
@@ -294,7 +294,7 @@ fn a_model_without_frozen_parameters_loads_its_own() {
     on_ranks(2, |world| {
         let spec = ModelSpec::new().unit(Unit::new("u").param(Param::new("w", [5, 9])));
         let options = ModelOptions::on(mesh(1, 2));
-        let mut model = ShardedModel::new(world, spec, options, springs::initial)?;
+        let mut model = springs::model_of(world, &spec, &options)?;
         let mut adamw = AdamW::new(&model, AdamWOptions::default());
         let mut checkpoints = open(&model, folder.path(), Content::Trainable)?;
         checkpoints.save(&model, &adamw, &Value::Null)?;

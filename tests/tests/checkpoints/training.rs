@@ -34,7 +34,7 @@ pub(crate) struct Training<O = AdamW> {
 
 impl Training {
     pub(crate) fn new(world: World, options: &ModelOptions) -> Result<Self, Error> {
-        Ok(Self::of(ShardedModel::new(world, spec(), options.clone(), springs::initial)?))
+        Ok(Self::of(springs::model_of(world, &spec(), options)?))
     }
 
     /// The same, of a model that is there.
@@ -50,7 +50,7 @@ impl<O: Optimizer + Checkpointed> Training<O> {
         options: &ModelOptions,
         optimizer: impl Fn(&ShardedModel) -> O,
     ) -> Result<Self, Error> {
-        let model = ShardedModel::new(world, spec(), options.clone(), springs::initial)?;
+        let model = springs::model_of(world, &spec(), options)?;
         let optimizer = optimizer(&model);
         Ok(Self { model, optimizer })
     }

@@ -8,7 +8,6 @@ use hsdp::{
     AdamW, AdamWOptions, EndOfRun, Error, Mesh, ModelOptions, NextStep, Optimizer, ShardedModel,
     StepOptions, Uneven, World,
 };
-use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::worlds::{common, mesh, on_ranks};
 
@@ -46,7 +45,7 @@ fn trained(uneven: Uneven) -> (Result<EndOfRun, String>, Parameters) {
     let options = ModelOptions { uneven, ..ModelOptions::on(mesh(2, 2)) };
     common(on_ranks(BATCHES.len(), |world| {
         let batches = BATCHES[world.rank().index()];
-        let mut model = ShardedModel::new(world, three_units(), options.clone(), springs::initial)?;
+        let mut model = springs::model(world, &options)?;
         let ended = train(&mut model, batches).map_err(|error| error.to_string());
         Ok((ended, model.full_parameters()?))
     }))
@@ -75,7 +74,7 @@ fn train(model: &mut ShardedModel, batches: u64) -> Result<EndOfRun, Error> {
 /// those of `last`.
 fn reference(steps: u64, last: &[usize]) -> Parameters {
     let options = ModelOptions::on(Mesh::SINGLE);
-    let model = ShardedModel::new(World::single(), three_units(), options, springs::initial);
+    let model = springs::model(World::single(), &options);
     let mut model = model.expect("a model");
     let mut adamw = AdamW::new(&model, AdamWOptions::default());
     for number in 0..steps {

@@ -4,11 +4,10 @@ use std::sync::mpsc;
 use std::thread::{self, Builder};
 use std::time::{Duration, Instant};
 
-use hsdp::{Mesh, ModelOptions, Rank, ShardedModel, World, WorldOptions};
+use hsdp::{Mesh, ModelOptions, Rank, World, WorldOptions};
 use hsdp_comm::CallError::BadRank;
 use hsdp_comm::SetupError::{Incomplete, WorldSize};
 use hsdp_comm::{Channel, Error, Op, Rendezvous, Tag};
-use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{DEADLINE, mesh};
 
@@ -79,7 +78,7 @@ pub(crate) fn impossible() -> Happened {
     let mut told = None;
     for world in World::local(4, patient()) {
         let options = ModelOptions::on(mesh(2, 3));
-        let refused = ShardedModel::new(world.clone(), three_units(), options, springs::initial);
+        let refused = springs::model(world.clone(), &options);
         told = Some(refused.expect_err("the world has 4 ranks"));
         let calls = |channel| Op::ALL.map(|op| world.ledger().op(channel, op).calls);
         assert_eq!(calls(Channel::Control), Op::ALL.map(|_| 0), "nothing was issued");

@@ -8,7 +8,7 @@ use hsdp::{
     Objective, Optimizer, Origin, Param, Precision, Rank, ShardedModel, StepOptions, Unused, World,
 };
 use hsdp_comm::{Channel, FaultKind, Stage, Tag};
-use hsdp_tests::support::models::{one_parameter, three_units, unit};
+use hsdp_tests::support::models::{one_parameter, unit};
 use hsdp_tests::support::worlds::{common, mesh, on_ranks};
 use hsdp_tests::support::{slopes, springs};
 
@@ -37,7 +37,7 @@ fn trained_with(unused: Unused, given: Option<f32>) -> Vec<Trained> {
     on_ranks(RANKS, |world| {
         let rank = world.rank().index();
         let options = ModelOptions { unused, ..ModelOptions::on(mesh(2, 2)) };
-        let mut model = ShardedModel::new(world, three_units(), options, springs::initial)?;
+        let mut model = springs::model(world, &options)?;
         let mut adamw = AdamW::new(&model, AdamWOptions::default());
         let mut told = Vec::new();
         for number in 0..2 {

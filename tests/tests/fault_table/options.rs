@@ -2,9 +2,8 @@
 
 use std::time::Instant;
 
-use hsdp::{Accumulation, Error, ModelOptions, Objective, ShardedModel, StepOptions, World};
+use hsdp::{Accumulation, Error, ModelOptions, Objective, StepOptions, World};
 use hsdp_comm::{Channel, Op};
-use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common_error, mesh, outcomes};
 
@@ -23,7 +22,7 @@ pub(crate) fn differ() -> Happened {
 }
 
 fn begin(world: World, options: &ModelOptions, microbatches: usize) -> Result<(), Error> {
-    let mut model = ShardedModel::new(world, three_units(), options.clone(), springs::initial)?;
+    let mut model = springs::model(world, options)?;
     model.begin_step(StepOptions::microbatches(microbatches)).map(drop)
 }
 

@@ -3,10 +3,8 @@
 use std::time::Instant;
 
 use hsdp::{
-    AdamW, AdamWOptions, DataError, Error, ModelOptions, Optimizer, Samples, ShardedModel,
-    StepOptions, Uneven,
+    AdamW, AdamWOptions, DataError, Error, ModelOptions, Optimizer, Samples, StepOptions, Uneven,
 };
-use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::worlds::{common, mesh, on_ranks};
 
@@ -22,7 +20,7 @@ pub(crate) fn the_same() -> Happened {
     let ended = on_ranks(RANKS, |world| {
         let rank = world.rank().index();
         let options = ModelOptions::on(mesh(2, 2));
-        let mut model = ShardedModel::new(world, three_units(), options, springs::initial)?;
+        let mut model = springs::model(world, &options)?;
         let mut adamw = AdamW::new(&model, AdamWOptions::default());
         let mut told = None;
         for attempt in 0..STEPS + 1 {
@@ -59,7 +57,7 @@ fn those_that_have_none_are_not_the_same() {
     let options = ModelOptions { uneven: Uneven::ZeroWeight, ..ModelOptions::on(mesh(2, 2)) };
     on_ranks(RANKS, |world| {
         let rank = world.rank().index();
-        let mut model = ShardedModel::new(world, three_units(), options.clone(), springs::initial)?;
+        let mut model = springs::model(world, &options)?;
         let none = StepOptions { samples: Some(Samples::of([])), ..StepOptions::microbatches(1) };
         let seven = StepOptions { samples: Some(Samples::of([7])), ..none };
         let begin = match rank {

@@ -130,7 +130,7 @@ impl Training<'_> {
     ) -> Result<(), Error> {
         let options = self.model.clone();
         let spec = self.spec.clone();
-        let mut model = ShardedModel::new(world.clone(), spec, options, springs::initial)?;
+        let mut model = springs::model_of(world.clone(), &spec, &options)?;
         let mut adamw = AdamW::new(&model, AdamWOptions::default());
         if self.recording == Recording::On {
             model.record_events();

@@ -8,7 +8,6 @@ use hsdp::collective::{Collective, Copies};
 use hsdp::memory::{self, Category};
 use hsdp::{
     Accumulation, Error, ModelOptions, Momentum, Optimizer, Rank, Sgd, SgdOptions, ShardedModel,
-    StepOptions,
 };
 use hsdp_checkpoint::{Disk, Store, Weights, export};
 use hsdp_comm::{Channel, Tag};
@@ -116,9 +115,7 @@ fn there_is_no_memory_for_the_state_of_a_checkpoint() {
             let mut checkpoints =
                 Checkpoints::open(&model, folder.path(), CheckpointOptions::default())?;
             if category == Category::Load {
-                let mut step = model.begin_step(StepOptions::microbatches(1))?;
-                slopes::microbatch(&mut step, 1.0)?;
-                let gradients = step.finish()?;
+                let gradients = slopes::gradients(&mut model, 1.0)?;
                 sgd.step(&mut model, gradients)?;
                 checkpoints.save(&model, &sgd, &Value::Null)?;
             }

@@ -33,7 +33,7 @@ const UNUSED: (&str, usize) = ("first.bias", 3);
 fn model(world: World, [replicate, shard]: [usize; 2]) -> Result<ShardedModel, Error> {
     let options =
         ModelOptions { non_finite: NonFinite::Skip, ..ModelOptions::on(mesh(replicate, shard)) };
-    ShardedModel::new(world, partly_frozen(), options, springs::initial)
+    springs::model_of(world, &partly_frozen(), &options)
 }
 
 fn adamw(model: &ShardedModel) -> AdamW {
@@ -171,7 +171,7 @@ fn an_evaluation_sees_the_averages_in_the_compute_dtype_and_then_the_parameters_
     on_ranks(4, |world| {
         let precision = Precision { parameters: DType::BF16, ..Precision::default() };
         let options = ModelOptions { precision, ..ModelOptions::on(mesh(2, 2)) };
-        let mut model = ShardedModel::new(world, partly_frozen(), options, springs::initial)?;
+        let mut model = springs::model_of(world, &partly_frozen(), &options)?;
         let mut adamw = adamw(&model);
         let ema = Ema::new(&model, DECAY)?;
         for number in 0..2 {
@@ -263,9 +263,7 @@ fn averages_are_evaluated_between_steps_and_by_their_own_model() {
         let mut other = self::model(world, [1, 2])?;
         let text = refused(averages(&mut other, &ema));
         assert!(text.contains("the average is of another model"), "{text}");
-        let mut step = model.begin_step(StepOptions::microbatches(1))?;
-        slopes::microbatch(&mut step, 1.0)?;
-        let gradients = step.finish()?;
+        let gradients = slopes::gradients(&mut model, 1.0)?;
         let text = refused(averages(&mut model, &ema));
         assert!(text.contains("a step is under way, or its gradients still exist"), "{text}");
         drop(gradients);
@@ -336,7 +334,7 @@ fn state(sizes: [usize; 2], averages: usize) -> Vec<[ByteCount; 3]> {
         let rank = world.rank();
         let spec = (0..averages).fold(partly_frozen(), |spec, _| spec.averaged());
         let options = ModelOptions::on(mesh(sizes[0], sizes[1]));
-        let mut model = ShardedModel::new(world, spec, options, springs::initial)?;
+        let mut model = springs::model_of(world, &spec, &options)?;
         let _kept: Vec<Ema> =
             (0..averages).map(|_| Ema::new(&model, DECAY)).collect::<Result<_, _>>()?;
         let mut adamw = adamw(&model);

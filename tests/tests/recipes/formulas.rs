@@ -141,7 +141,8 @@ fn muon_of(param: &Param, step: i32, values: &mut [f64], gradient: &[f64], state
     }
 }
 
-fn product(a: &[f64], b: &[f64], [rows, inner, columns]: [usize; 3]) -> Vec<f64> {
+/// Multiplies matrices of rows x inner and inner x columns.
+pub(crate) fn product(a: &[f64], b: &[f64], [rows, inner, columns]: [usize; 3]) -> Vec<f64> {
     let mut product = vec![0.0; rows * columns];
     for row in 0..rows {
         for at in 0..inner {

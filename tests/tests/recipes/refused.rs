@@ -11,7 +11,7 @@ use crate::model::{LION, Recipe, gradients, is_matrix, spec};
 
 fn model(spec: ModelSpec) -> ShardedModel {
     let options = ModelOptions::on(Mesh::SINGLE);
-    ShardedModel::new(World::single(), spec, options, springs::initial).expect("a model")
+    springs::model_of(World::single(), &spec, &options).expect("a model")
 }
 
 /// The error of an update, which changes nothing. A later update is made.

@@ -5,6 +5,8 @@
 use hsdp::{Param, Whole};
 use hsdp_sharding::Matrices;
 
+use crate::formulas::product;
+
 const RATE: f64 = 0.01;
 
 /// Added to the diagonal.
@@ -68,24 +70,12 @@ fn inverse_root(state: &[f32], size: usize) -> Vec<f64> {
     let identity = |at: usize| if at / size == at % size { 1.0 } else { 0.0 };
     let mut z: Vec<f64> = (0..size * size).map(identity).collect();
     for _ in 0..28 {
-        let zy = product(&z, &y, size);
+        let zy = product(&z, &y, [size; 3]);
         let t: Vec<f64> =
             zy.iter().enumerate().map(|(at, it)| 0.5 * (3.0 * identity(at) - it)).collect();
-        (y, z) = (product(&y, &t, size), product(&t, &z, size));
+        (y, z) = (product(&y, &t, [size; 3]), product(&t, &z, [size; 3]));
     }
     z.into_iter().map(|it| it / scale.sqrt()).collect()
-}
-
-fn product(a: &[f64], b: &[f64], size: usize) -> Vec<f64> {
-    let mut product = vec![0.0; size * size];
-    for row in 0..size {
-        for at in 0..size {
-            for column in 0..size {
-                product[row * size + column] += a[row * size + at] * b[at * size + column];
-            }
-        }
-    }
-    product
 }
 
 /// The formula, by the eigenvectors of the sum: cyclic Jacobi rotations in f64.

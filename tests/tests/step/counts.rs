@@ -161,7 +161,7 @@ fn step_on(
     step: StepOptions,
     microbatches: usize,
 ) -> Result<Measured, Error> {
-    let mut model = ShardedModel::new(world, spec.clone(), options.clone(), springs::initial)?;
+    let mut model = springs::model_of(world, spec, options)?;
     let mut sgd = hsdp::Sgd::new(&model, hsdp::SgdOptions::default());
     let mut run = |model: &mut ShardedModel| -> Result<(), Error> {
         let mut begun = model.begin_step(step)?;

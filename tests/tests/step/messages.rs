@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use hsdp::comm::{Between, Messages};
 use hsdp::{Error, ModelOptions, Optimizer, Sgd, SgdOptions, ShardedModel, World, WorldOptions};
-use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::mesh;
 
@@ -22,7 +21,7 @@ fn of_two_steps(replicas: usize, shards: usize, microbatches: usize) -> Vec<[Mes
     };
     let ranks = hsdp::launch(replicas * shards, options, |world: World| {
         let on = ModelOptions::on(mesh(replicas, shards));
-        let mut model = ShardedModel::new(world, three_units(), on, springs::initial)?;
+        let mut model = springs::model(world, &on)?;
         let mut sgd = Sgd::new(&model, SgdOptions::default());
         let mut of_step = || {
             let before = model.world().messages();

@@ -11,7 +11,7 @@ use hsdp::{
     Channel, CommError, DType, Error, ModelOptions, Op, Optimizer, Rank, Reduction, Sgd,
     SgdOptions, ShardedModel, Tag, World, WorldOptions,
 };
-use hsdp_tests::support::models::{shards, three_units};
+use hsdp_tests::support::models::shards;
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{DEADLINE, common_error, launched, mesh};
 
@@ -25,7 +25,7 @@ fn both<T: Send>(run: impl Fn(ShardedModel) -> T + Sync) -> [Vec<T>; 2] {
         let options = WorldOptions { between, deadline: DEADLINE, ..WorldOptions::default() };
         let ranks = launched(4, options, |world| {
             let on = ModelOptions::on(mesh(2, 2));
-            run(ShardedModel::new(world, three_units(), on, springs::initial).expect("a model"))
+            run(springs::model(world, &on).expect("a model"))
         });
         ranks.into_iter().map(|rank| rank.expect("no rank panics")).collect()
     })

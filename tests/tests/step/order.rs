@@ -125,7 +125,7 @@ fn an_all_reduce_starts_while_the_backward_goes_on() {
     let options = plain(mesh(2, 2));
     let told = on_ranks(4, |world| {
         let here = world.world_group(Channel::User);
-        let mut model = ShardedModel::new(world, three_units(), options.clone(), springs::initial)?;
+        let mut model = springs::model(world, &options)?;
         recorded(&mut model, |model| {
             let mut step = model.begin_step(once())?;
             let mut pass = step.microbatch()?;
@@ -166,7 +166,7 @@ fn order(spec: &ModelSpec, options: &ModelOptions, step: StepOptions) -> [String
     };
     let rules = Rules { order: options.order, ..Rules::default() };
     common(on_ranks(options.mesh.world_size(), |world| {
-        let mut model = ShardedModel::new(world, spec.clone(), options.clone(), springs::initial)?;
+        let mut model = springs::model_of(world, spec, options)?;
         let plan = Arc::new(model.plan().clone());
         let machine = words(&DryRun::of(&plan, rules, step.microbatches, 2));
         Ok::<_, Error>([machine, recorded(&mut model, run)?])
@@ -190,7 +190,7 @@ fn scripted(script: impl Fn(&mut Pass<'_>, usize) -> Result<(), Error> + Sync) -
     on_ranks(2, |world| {
         let rank = world.rank().index();
         let options = ModelOptions { order: UnitOrder::Follow, ..plain(mesh(1, 2)) };
-        let mut model = ShardedModel::new(world, three_units(), options, springs::initial)?;
+        let mut model = springs::model(world, &options)?;
         recorded(&mut model, |model| {
             let mut step = model.begin_step(once())?;
             slopes::microbatch(&mut step, 1.0)?;

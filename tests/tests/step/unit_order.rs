@@ -56,7 +56,7 @@ fn kept_units_stay_from_their_use_in_the_order_that_is_found() {
     for used in [[0, 1, 2], [0, 2, 1], [1, 2, 0], [2, 1, 0]] {
         let order = common(on_ranks(2, |world| {
             let on = ModelOptions::on(mesh(1, 2));
-            let mut model = ShardedModel::new(world, keeping_the_second(), on, springs::initial)?;
+            let mut model = springs::model_of(world, &keeping_the_second(), &on)?;
             for _ in 0..2 {
                 step(&mut model, &used)?;
             }

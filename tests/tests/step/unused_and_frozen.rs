@@ -183,9 +183,7 @@ fn a_step_goes_on_after_one_that_was_refused() {
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         slopes::microbatch_by(&mut step, &|param| (param.name != SPARE).then_some(1.0))?;
         step.finish().expect_err("a parameter is not used");
-        let mut step = model.begin_step(StepOptions::microbatches(1))?;
-        slopes::microbatch(&mut step, 1.0)?;
-        Ok(step.finish()?.step())
+        Ok(slopes::gradients(&mut model, 1.0)?.step())
     });
     assert_eq!(common(steps), 1);
 }
@@ -213,9 +211,7 @@ fn a_frozen_parameter_does_not_count_as_unused_and_never_moves() {
 fn a_frozen_parameter_has_no_gradient() {
     let gradient = common(on_ranks(4, |world| {
         let mut model = springs::model_of(world, &partly_frozen(), &ModelOptions::on(mesh(2, 2)))?;
-        let mut step = model.begin_step(StepOptions::microbatches(1))?;
-        slopes::microbatch(&mut step, 1.0)?;
-        step.finish()?.full(&model)
+        slopes::gradients(&mut model, 1.0)?.full(&model)
     }));
     assert_eq!(gradient.keys().collect::<Vec<_>>(), ["first.bias", "first.weight", "third.bias"]);
 }

@@ -12,7 +12,6 @@ mod skipped;
 use std::collections::BTreeMap;
 
 use hsdp::{Gradients, Mesh, ModelOptions, ShardedModel, StepOptions, World};
-use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::slopes;
 use hsdp_tests::support::springs;
 
@@ -32,5 +31,5 @@ fn parameters(model: &ShardedModel) -> Parameters {
 /// A model on one rank.
 fn model() -> ShardedModel {
     let options = ModelOptions::on(Mesh::SINGLE);
-    ShardedModel::new(World::single(), three_units(), options, springs::initial).expect("a model")
+    springs::model(World::single(), &options).expect("a model")
 }

@@ -74,16 +74,6 @@ fn what_cannot_be_judged_is_one_line_after_those_before() {
     assert_eq!(told, "hsdp: DIR/nowhere.json: No such file or directory (os error 2)");
 }
 
-#[test]
-fn a_file_of_100_mib_is_one_line() {
-    let folder = Folder::new();
-    let mut json = schedules(["", ""]);
-    json.extend(std::iter::repeat_n(' ', 100 << 20));
-    let large = folder.file("large.json", &json);
-    let told = folder.refused(&["check", &large]);
-    assert_eq!(told, "hsdp: DIR/large.json: it has more than 67108864 bytes");
-}
-
 #[cfg(unix)]
 #[test]
 fn the_name_of_a_file_breaks_no_line() {

@@ -388,12 +388,6 @@ fn what_is_wrong_with_a_file_is_one_line_with_its_place() {
 }
 
 #[test]
-fn a_file_that_is_too_long_is_not_read() {
-    let told = refused(&" ".repeat((16 << 20) + 1), &["--mesh", "1x1"]);
-    assert_eq!(told, "hsdp: DIR/model.json: it has more than 16777216 bytes");
-}
-
-#[test]
 fn what_cannot_be_planned_is_one_line() {
     let small = r#"{"units": [{"name": "u", "params": [{"name": "w", "shape": [2]}]}]}"#;
     for (arguments, expected) in [

@@ -94,7 +94,7 @@ impl Rank<'_> {
 
 fn model(world: World, options: &ModelOptions) -> Result<ShardedModel, Error> {
     let spec = ModelSpec::new().unit(Unit::new("unit").param(Param::new("w", [ELEMENTS])));
-    ShardedModel::new(world, spec, options.clone(), springs::initial)
+    springs::model_of(world, &spec, options)
 }
 
 /// A step in which there is memory.

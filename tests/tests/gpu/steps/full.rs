@@ -3,8 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use hsdp::{
-    DType, Error, Full, GradientValues, HostBuffer, LossSum, ModelOptions, Precision, ShardedModel,
-    StepOptions, UnitId,
+    DType, Error, Full, GradientValues, HostBuffer, LossSum, ModelOptions, Precision, StepOptions,
+    UnitId,
 };
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::on_ranks;
@@ -16,7 +16,7 @@ use super::{DEVICE, PLACES, placed};
 /// Does something with each unit that a rank gathers.
 fn with_each_unit(options: &ModelOptions, look: impl Fn(Full) + Sync) {
     on_ranks(options.mesh.world_size(), |world| -> Result<(), Error> {
-        let mut model = ShardedModel::new(world, spec(), options.clone(), springs::initial)?;
+        let mut model = springs::model_of(world, &spec(), options)?;
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         let mut pass = step.microbatch()?;
         for id in (0..spec().units().len()).map(UnitId::new) {

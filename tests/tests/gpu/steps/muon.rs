@@ -54,7 +54,7 @@ impl Training {
     ) -> Result<Self, Error> {
         let precision = Precision { parameters: DType::BF16, ..Precision::default() };
         let options = hsdp::ModelOptions { precision, ..placed(placement, mesh) };
-        let model = ShardedModel::new(world, spec(), options, springs::initial)?;
+        let model = springs::model_of(world, &spec(), &options)?;
         let newton_schulz = NewtonSchulz { dtype, ..NewtonSchulz::default() };
         let options = MuonOptions { learning_rate: RATE, newton_schulz, ..MuonOptions::default() };
         let changed = |it| MuonOptions { learning_rate: 2.0 * RATE, ..it };

@@ -19,7 +19,7 @@ type Slope = fn(usize, usize, &str) -> f32;
 fn told(options: &ModelOptions, microbatches: Option<usize>, slope: Slope) -> String {
     let error = common_error(outcomes(options.mesh.world_size(), |world| {
         let rank = world.rank().index();
-        let mut model = ShardedModel::new(world, three_units(), options.clone(), springs::initial)?;
+        let mut model = springs::model(world, options)?;
         let mut step = model.begin_step(StepOptions { microbatches, ..StepOptions::default() })?;
         for microbatch in 0..3 {
             let slope = |param: &Param| Some(slope(microbatch, rank, &param.name));
@@ -90,7 +90,7 @@ fn sums_and_roundings_that_overflow_are_told_as_on_the_host() {
 fn scaled(options: &ModelOptions, begin: StepOptions) -> Vec<(f64, bool, Vec<u32>)> {
     common(on_ranks(options.mesh.world_size(), |world| {
         let rank = world.rank().index();
-        let mut model = ShardedModel::new(world, three_units(), options.clone(), springs::initial)?;
+        let mut model = springs::model(world, options)?;
         let mut sgd = Sgd::new(&model, SgdOptions::default());
         let mut told = Vec::new();
         for _ in 0..4 {
@@ -146,8 +146,7 @@ fn a_step_goes_on_after_a_gradient_that_was_refused() {
         let options = ModelOptions { accumulation, ..placed(DEVICE, [2, 2]) };
         let trained = common(on_ranks(4, |world| {
             let rank = world.rank().index();
-            let mut model =
-                ShardedModel::new(world, three_units(), options.clone(), springs::initial)?;
+            let mut model = springs::model(world, &options)?;
             let mut sgd =
                 Sgd::new(&model, SgdOptions { learning_rate: 1.0, ..SgdOptions::default() });
             let once = StepOptions::microbatches(1);

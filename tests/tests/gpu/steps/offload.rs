@@ -3,11 +3,11 @@
 
 use hsdp::memory::{self, Category};
 use hsdp::{
-    Accumulation, ByteCount, DType, Error, ModelOptions, Offload, Param, Precision, ShardedModel,
-    StepOptions, Unit, World,
+    Accumulation, ByteCount, DType, Error, ModelOptions, Offload, Param, Precision, StepOptions,
+    Unit, World,
 };
 use hsdp_sharding::MemoryPlan;
-use hsdp_tests::support::models::{computing_in, three_units};
+use hsdp_tests::support::models::computing_in;
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::on_ranks;
 
@@ -105,7 +105,7 @@ fn what_is_offloaded_is_on_the_host_and_not_on_the_device() {
 fn a_shard_that_a_user_holds_keeps_its_values() {
     let run = |world: World| -> Result<(), Error> {
         let options = placed(offloading(Offload::All), [1, 1]);
-        let mut model = ShardedModel::new(world, three_units(), options, springs::initial)?;
+        let mut model = springs::model(world, &options)?;
         let unit = model.plan().reductions()[0];
         let held = model.shard(unit)?;
         let before = held.to_vec();

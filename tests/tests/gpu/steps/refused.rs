@@ -1,10 +1,8 @@
 //! Where a model cannot be placed.
 
 use hsdp::{
-    DType, Error, ModelOptions, ModelSpec, Offload, Param, Placement, Precision, ShardedModel,
-    Unit, World,
+    DType, Error, ModelOptions, ModelSpec, Offload, Param, Placement, Precision, Unit, World,
 };
-use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common_error, outcomes};
 
@@ -14,7 +12,7 @@ use super::{DEVICE, offloading, placed};
 const NOWHERE: Placement = Placement::Cuda { ordinal: 9999, offload: Offload::None };
 
 fn model(world: World, options: &ModelOptions) -> Result<(), Error> {
-    ShardedModel::new(world, three_units(), options.clone(), springs::initial).map(drop)
+    springs::model(world, options).map(drop)
 }
 
 #[test]
@@ -77,7 +75,7 @@ fn parameters_without_a_master_are_refused_on_a_device() {
     let spec = ModelSpec::new().unit(Unit::new("unit").param(base));
     let precision = Precision::compute_in(DType::BF16);
     let options = ModelOptions { precision, ..placed(DEVICE, [1, 1]) };
-    let made = ShardedModel::new(World::single(), spec, options, springs::initial);
+    let made = springs::model_of(World::single(), &spec, &options);
     let told = made.expect_err("the device has masters").to_string();
     assert!(told.contains("parameter `base`, stored in bf16: a model on a device"), "{told}");
 }

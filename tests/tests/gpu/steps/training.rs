@@ -151,7 +151,7 @@ impl Training {
         begin: StepOptions,
     ) -> Result<Self, Error> {
         let stream = (options.placement != Placement::Host).then(stream);
-        let model = ShardedModel::new(world, spec, options.clone(), springs::initial)?;
+        let model = springs::model_of(world, &spec, options)?;
         let trainer = trainer.of(&model);
         Ok(Self { model, trainer, begin, stream, step: 0 })
     }

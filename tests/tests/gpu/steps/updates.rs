@@ -18,7 +18,7 @@ use super::training::spec;
 use super::{DEVICE, PLACES, offloading, placed};
 
 fn model(world: World, options: &ModelOptions) -> Result<ShardedModel, Error> {
-    ShardedModel::new(world, spec(), options.clone(), springs::initial)
+    springs::model_of(world, &spec(), options)
 }
 
 /// A step in which one parameter gets no gradient, and all elements of the others this.
@@ -145,7 +145,7 @@ fn an_average_has_the_same_bits_wherever_the_model_is_updated() {
     let [on_host, others @ ..] = places.map(|placement| {
         common(on_ranks(4, |world| {
             let options = placed(placement, [2, 2]);
-            let mut model = ShardedModel::new(world, spec.clone(), options, springs::initial)?;
+            let mut model = springs::model_of(world, &spec, &options)?;
             let mut sgd =
                 Sgd::new(&model, SgdOptions { weight_decay: 0.3, ..SgdOptions::default() });
             let ema = Ema::new(&model, 0.9)?;

@@ -89,7 +89,7 @@ fn ranks_with_different_models_are_told_the_first_parameter_that_differs() {
         let rows = if world.rank().index() == 2 { 5 } else { 4 };
         let unit = Unit::new("head").param(Param::new("w", [rows, 3])).param(Param::new("b", [3]));
         let spec = ModelSpec::new().unit(unit);
-        ShardedModel::new(world, spec, ModelOptions::on(mesh(2, 2)), springs::initial)
+        springs::model_of(world, &spec, &ModelOptions::on(mesh(2, 2)))
     }));
     assert_eq!(
         error.to_string(),
@@ -162,7 +162,7 @@ fn ranks_whose_models_have_other_settings_are_named() {
     let error = common_error(outcomes(4, |world| {
         let base = if world.rank().index() == 2 { 5e5 } else { 1e4 };
         let spec = three_units().setting("heads", 4).setting("rope_theta", base);
-        ShardedModel::new(world, spec, ModelOptions::on(mesh(2, 2)), springs::initial)
+        springs::model_of(world, &spec, &ModelOptions::on(mesh(2, 2)))
     }));
     let expected = "the model spec differs between ranks: rank 2 has rope_theta 500000, rank 0 has \
                     rope_theta 10000";

@@ -9,13 +9,13 @@ use hsdp::{
     CommError, Error, FullCopies, ModelOptions, Rank, ShardedModel, Stage, World, WorldOptions,
     launch,
 };
-use hsdp_tests::support::models::{one_parameter, three_units, unit};
+use hsdp_tests::support::models::{one_parameter, unit};
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{launched, mesh};
 
 fn model(world: World) -> Result<ShardedModel, Error> {
     let options = ModelOptions { full_copies: FullCopies::PerRank, ..ModelOptions::on(mesh(1, 2)) };
-    ShardedModel::new(world, three_units(), options, springs::initial)
+    springs::model(world, &options)
 }
 
 /// Longer than the test takes: no rank may wait for it.

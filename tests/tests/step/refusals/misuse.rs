@@ -259,7 +259,7 @@ fn weights_that_have_no_sum_are_refused() {
     assert!(message.ends_with("add up to 2^64 or more"), "{message}");
     let error = common_error(outcomes(2, |world| {
         let options = ModelOptions::on(mesh(2, 1));
-        let mut model = ShardedModel::new(world, three_units(), options, springs::initial)?;
+        let mut model = springs::model(world, &options)?;
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         let mut pass = step.microbatch()?;
         let _ = pass.loss(LossSum::new(0.0, u64::MAX / 2 + 1))?;
@@ -290,9 +290,8 @@ fn an_init_of_the_wrong_size_is_named() {
 
 #[test]
 fn a_mesh_that_is_not_the_worlds_is_refused() {
-    let error = common_error(outcomes(4, |world| {
-        ShardedModel::new(world, three_units(), ModelOptions::on(mesh(2, 3)), springs::initial)
-    }));
+    let error =
+        common_error(outcomes(4, |world| springs::model(world, &ModelOptions::on(mesh(2, 3)))));
     assert_eq!(error.to_string(), "a mesh of 2x3 has 6 ranks, the world has 4");
 }
 
@@ -329,15 +328,14 @@ fn on_one_rank(
     misuse: impl FnOnce(&mut Pass<'_>) -> Result<(), Error>,
 ) -> String {
     let options = ModelOptions::on(Mesh::SINGLE);
-    let mut model = ShardedModel::new(World::single(), spec.clone(), options, springs::initial)
-        .expect("a model");
+    let mut model = springs::model_of(World::single(), spec, &options).expect("a model");
     let mut step = begun(&mut model);
     let mut pass = step.microbatch().expect("a microbatch");
     misuse(&mut pass).expect_err("it is misuse").to_string()
 }
 
 fn model(options: ModelOptions) -> Result<ShardedModel, Error> {
-    ShardedModel::new(World::single(), three_units(), options, springs::initial)
+    springs::model(World::single(), &options)
 }
 
 fn begun(model: &mut ShardedModel) -> Step<'_> {

@@ -79,7 +79,7 @@ fn spec() -> ModelSpec {
 }
 
 fn one(world: World, on: &ModelOptions) -> Result<ShardedModel, Error> {
-    ShardedModel::new(world, spec(), on.clone(), springs::initial)
+    springs::model_of(world, &spec(), on)
 }
 
 fn two(world: World, on: &ModelOptions) -> Result<[ShardedModel; 2], Error> {
@@ -90,7 +90,7 @@ fn two(world: World, on: &ModelOptions) -> Result<[ShardedModel; 2], Error> {
 fn named(world: World, on: &ModelOptions) -> Result<[ShardedModel; 2], Error> {
     let make = |name: &str| {
         let on = ModelOptions { name: Some(name.to_owned()), ..on.clone() };
-        ShardedModel::new(world.clone(), spec(), on, springs::initial)
+        springs::model_of(world.clone(), &spec(), &on)
     };
     Ok([make("actor")?, make("critic")?])
 }

@@ -9,7 +9,6 @@ use hsdp::{
     Momentum, NonFinite, Optimizer, Param, Sgd, SgdOptions, ShardedModel, StepOptions, World,
 };
 use hsdp_comm::{Channel, Op};
-use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::rules::Signs;
 use hsdp_tests::support::slopes;
 use hsdp_tests::support::springs;
@@ -24,7 +23,7 @@ fn told(updates: Updates, then: impl Fn(&mut ShardedModel) -> Result<(), Error> 
     let error = common_error(outcomes(4, |world| {
         let update = updates[usize::from(world.rank().index() == 2)];
         let mut model = model(world)?;
-        let gradients = gradients(&mut model, 1.0)?;
+        let gradients = slopes::gradients(&mut model, 1.0)?;
         update(&mut model, gradients)?;
         then(&mut model)
     }));
@@ -33,13 +32,7 @@ fn told(updates: Updates, then: impl Fn(&mut ShardedModel) -> Result<(), Error> 
 }
 
 fn model(world: World) -> Result<ShardedModel, Error> {
-    ShardedModel::new(world, three_units(), ModelOptions::on(mesh(2, 2)), springs::initial)
-}
-
-fn gradients(model: &mut ShardedModel, slope: f32) -> Result<Gradients, Error> {
-    let mut step = model.begin_step(StepOptions::microbatches(1))?;
-    slopes::microbatch(&mut step, slope)?;
-    step.finish()
+    springs::model(world, &ModelOptions::on(mesh(2, 2)))
 }
 
 fn next_step(model: &mut ShardedModel) -> Result<(), Error> {
@@ -215,7 +208,7 @@ fn other_parameters_of_each_optimizer_are_found() {
 fn an_option_that_is_nan_is_the_same_as_another_that_is_nan() {
     on_ranks(4, |world| {
         let mut model = model(world)?;
-        let gradients = gradients(&mut model, 1.0)?;
+        let gradients = slopes::gradients(&mut model, 1.0)?;
         by_signs(&mut model, gradients, 1.0)?;
         next_step(&mut model)
     });
@@ -233,13 +226,12 @@ fn rates_that_no_update_has_used_are_not_compared() {
             ..ModelOptions::on(mesh(2, 2))
         };
         for options in [skips, scaled] {
-            let mut model =
-                ShardedModel::new(world.clone(), three_units(), options, springs::initial)?;
+            let mut model = springs::model(world.clone(), &options)?;
             let mut sgd = Sgd::new(&model, SgdOptions::default());
-            let applied = gradients(&mut model, 1.0)?;
+            let applied = slopes::gradients(&mut model, 1.0)?;
             sgd.step(&mut model, applied)?;
             sgd.set_learning_rate(f64::from(rank));
-            let skipped = gradients(&mut model, f32::INFINITY)?;
+            let skipped = slopes::gradients(&mut model, f32::INFINITY)?;
             sgd.step(&mut model, skipped)?;
             next_step(&mut model)?;
             model.end_run()?;
@@ -253,9 +245,9 @@ fn rates_that_no_update_has_used_are_not_compared() {
 fn a_step_that_failed_has_no_update_to_compare() {
     on_ranks(4, |world| {
         let mut model = model(world)?;
-        let applied = gradients(&mut model, 1.0)?;
+        let applied = slopes::gradients(&mut model, 1.0)?;
         by_sgd(&mut model, applied, SgdOptions::default())?;
-        gradients(&mut model, f32::NAN).map(drop).expect_err("it is not finite");
+        slopes::gradients(&mut model, f32::NAN).map(drop).expect_err("it is not finite");
         next_step(&mut model)
     });
 }

@@ -197,8 +197,7 @@ fn a_model_that_has_no_room_in_memory_is_an_error_on_all_ranks() {
 #[test]
 fn more_optimizer_state_than_can_be_counted_is_refused() {
     let spec = one_parameter(4).updated_by(|_| State::Elements(usize::MAX));
-    let made =
-        ShardedModel::new(World::single(), spec, ModelOptions::on(Mesh::SINGLE), springs::initial);
+    let made = springs::model_of(World::single(), &spec, &ModelOptions::on(Mesh::SINGLE));
     let refused = made.expect_err("it has no plan").to_string();
     let expected = format!(
         "cannot keep {} f32 an element: the maximum is 1024 f32 an element, and a block has at least 1 element",

@@ -36,7 +36,7 @@ impl<'a> Program<'a> {
     fn begin(world: &World, mesh: Mesh, folder: &'a Path) -> Result<Self, Error> {
         let make = || {
             let on = ModelOptions::on(mesh);
-            ShardedModel::new(world.clone(), three_units(), on, springs::initial)
+            springs::model(world.clone(), &on)
         };
         let model = make()?;
         let other = make()?;
@@ -106,7 +106,7 @@ const MISTAKES: [(&str, Mistake); 16] = [
     ("a model on a mesh of another size", |it| {
         let on = ModelOptions::on(mesh(5, 1));
         let world = it.model.world().clone();
-        ShardedModel::new(world, three_units(), on, springs::initial).map(drop)
+        springs::model(world, &on).map(drop)
     }),
     ("an import of a folder that is not there", |it| {
         let on = it.model.options().clone();

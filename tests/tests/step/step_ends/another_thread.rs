@@ -3,9 +3,9 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hsdp::{Error, ModelOptions, ShardedModel, Step, StepOptions, UnitOrder, World, WorldOptions};
+use hsdp::{Error, ModelOptions, Step, StepOptions, UnitOrder, World, WorldOptions};
 use hsdp_comm::{Channel, Op, Pending, Tag};
-use hsdp_tests::support::models::{three_units, unit};
+use hsdp_tests::support::models::unit;
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::mesh;
 
@@ -27,7 +27,7 @@ fn a_drop_is_announced(order: UnitOrder) {
     let options = WorldOptions { deadline: DEADLINE, ..WorldOptions::default() };
     let ends = hsdp::launch(2, options, |world| -> Result<String, Error> {
         let options = ModelOptions { order, ..ModelOptions::on(mesh(1, 2)) };
-        let mut model = ShardedModel::new(world.clone(), three_units(), options, springs::initial)?;
+        let mut model = springs::model(world.clone(), &options)?;
         let step = model.begin_step(StepOptions::microbatches(1))?;
         match world.rank().index() {
             0 => dropped_under_a_thread(step, &world),

@@ -6,12 +6,12 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use hsdp::{
-    AdamW, AdamWOptions, Error, LossSum, ModelOptions, Rank, ShardedModel, Step, StepOptions,
-    UnitGradients, World, WorldOptions,
+    AdamW, AdamWOptions, Error, LossSum, ModelOptions, Rank, Step, StepOptions, UnitGradients,
+    World, WorldOptions,
 };
 use hsdp_comm::WorldError::Aborted;
 use hsdp_comm::{AbortReason, Error as CommError, Fault, FaultKind, Stage, StepFailure};
-use hsdp_tests::support::models::{three_units, unit};
+use hsdp_tests::support::models::unit;
 use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::worlds::{common, launched, mesh, on_ranks, outcomes};
 
@@ -149,7 +149,7 @@ fn heard_by_rank_1(end: impl Fn(Step<'_>) + Sync) -> String {
     let heard = hsdp::launch(2, WorldOptions::default(), |world| -> Result<_, Error> {
         let rank = world.rank().index();
         let options = ModelOptions::on(mesh(1, 2));
-        let mut model = ShardedModel::new(world, three_units(), options, springs::initial)?;
+        let mut model = springs::model(world, &options)?;
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         let heard = match rank {
             0 => {

@@ -4,8 +4,7 @@
 use std::collections::BTreeMap;
 
 use hsdp::{
-    Accumulation, AdamW, AdamWOptions, Error, ModelOptions, ModelSpec, ShardedModel, StepOptions,
-    WorldOptions,
+    Accumulation, AdamW, AdamWOptions, Error, ModelOptions, ModelSpec, StepOptions, WorldOptions,
 };
 use hsdp_comm::StepFailure;
 use hsdp_tests::support::handmade::Until;
@@ -123,7 +122,7 @@ fn a_step_that_was_left_behind_by_hand_is_given_up_once() {
     let epochs = hsdp::launch(2, WorldOptions::default(), |world| -> Result<_, Error> {
         let rank = world.rank().index();
         let options = ModelOptions::on(mesh(1, 2));
-        let mut model = ShardedModel::new(world.clone(), three_units(), options, springs::initial)?;
+        let mut model = springs::model(world.clone(), &options)?;
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         if rank == 0 {
             let reason = "a batch cannot be read".to_owned();
@@ -165,7 +164,7 @@ fn train_all_of(
 ) -> Vec<Trained> {
     on_ranks(options.mesh.world_size(), |world| {
         let mut accident = accident(world.rank().index());
-        let mut model = ShardedModel::new(world, spec.clone(), options.clone(), springs::initial)?;
+        let mut model = springs::model_of(world, spec, options)?;
         let mut adamw = AdamW::new(&model, AdamWOptions::default());
         let mut aborts = Vec::new();
         for _ in 0..ATTEMPTS {

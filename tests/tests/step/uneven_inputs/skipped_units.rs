@@ -160,5 +160,5 @@ fn count(count: u64) -> f64 {
 fn model(world: World, options: &ModelOptions) -> Result<ShardedModel, Error> {
     let units = (0..UNITS).map(|index| layer(&format!("layer.{index}"), [9, 5 + index]));
     let spec = units.fold(ModelSpec::new(), ModelSpec::unit);
-    ShardedModel::new(world, spec, options.clone(), springs::initial)
+    springs::model_of(world, &spec, options)
 }

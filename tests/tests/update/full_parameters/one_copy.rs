@@ -97,7 +97,7 @@ fn a_buffer_of_another_dtype_or_length_is_not_taken_back() {
     for full_copies in [FullCopies::PerRank, FullCopies::PerProcess] {
         on_ranks(1, |world| {
             let options = ModelOptions { full_copies, ..ModelOptions::on(mesh(1, 1)) };
-            let mut model = ShardedModel::new(world, three_units(), options, springs::initial)?;
+            let mut model = springs::model(world, &options)?;
             let mut step = model.begin_step(StepOptions::microbatches(1))?;
             let mut pass = step.microbatch()?;
             let mut full = pass.unshard(unit(0))?;

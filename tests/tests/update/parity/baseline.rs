@@ -1,7 +1,8 @@
 //! Unsharded arithmetic: sums in the documented order, and the optimizers on whole parameters.
 
 use hsdp::{Accumulation, AdamWOptions, Mesh, Momentum, Objective, SgdOptions};
-use hsdp_kernels::{AdamWStep, MomentumKind, SgdStep};
+use hsdp_kernels::{MomentumKind, SgdStep};
+use hsdp_tests::support::rules::adamw_step;
 
 use crate::parity::Named;
 
@@ -143,18 +144,6 @@ impl WholeOptimizer {
                 }
             }
         }
-    }
-}
-
-fn adamw_step(options: AdamWOptions, step: u64, clip: f32) -> AdamWStep {
-    AdamWStep {
-        learning_rate: options.learning_rate,
-        beta1: options.betas.0,
-        beta2: options.betas.1,
-        epsilon: options.eps,
-        weight_decay: options.weight_decay,
-        step,
-        clip,
     }
 }
 

@@ -7,7 +7,6 @@ use hsdp::{
     AdamW, AdamWOptions, Error, GradientError, Gradients, Mesh, ModelOptions, NonFinite, Optimizer,
     Sgd, SgdOptions, ShardedModel, StepOptions, World,
 };
-use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::slopes;
 use hsdp_tests::support::springs;
 use hsdp_tests::support::warnings::Said;
@@ -88,7 +87,7 @@ fn a_step_whose_warning_panics_is_aborted_by_the_next_one() {
 fn each_rank_tells_of_it_once() {
     let said = on_ranks(4, |world| {
         let options = ModelOptions::on(mesh(2, 2));
-        let mut model = ShardedModel::new(world, three_units(), options, springs::initial)?;
+        let mut model = springs::model(world, &options)?;
         let said = Said::default();
         let _said = tracing::subscriber::set_default(said.clone());
         for _ in 0..3 {
@@ -123,9 +122,7 @@ fn gradients_that_are_to_be_skipped_are_not_forgotten() {
     let said = warnings(|| {
         let on = ModelOptions::on(Mesh::SINGLE);
         let options = ModelOptions { non_finite: NonFinite::Skip, ..on };
-        let mut model =
-            ShardedModel::new(World::single(), three_units(), options, springs::initial)
-                .expect("a model");
+        let mut model = springs::model(World::single(), &options).expect("a model");
         for _ in 0..2 {
             let mut step = model.begin_step(StepOptions::microbatches(1)).expect("a step");
             slopes::microbatch(&mut step, f32::INFINITY).expect("a microbatch");

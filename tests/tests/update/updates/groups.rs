@@ -170,7 +170,7 @@ fn told(made: fn(&ShardedModel, usize) -> AdamW) -> String {
     let run = |world: World| {
         let rank = world.rank().index();
         let options = ModelOptions::on(mesh(2, 2));
-        let mut model = ShardedModel::new(world, partly_frozen(), options, springs::initial)?;
+        let mut model = springs::model_of(world, &partly_frozen(), &options)?;
         let mut adamw = made(&model, rank);
         let gradients = gradients(&mut model);
         adamw.step(&mut model, gradients)?;

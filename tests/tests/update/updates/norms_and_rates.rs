@@ -18,9 +18,7 @@ fn each_step_uses_the_learning_rate_of_its_schedule() {
         let mut values = vec![model.full_parameters()?["third.bias"][7]];
         for rate in &rates {
             sgd.set_learning_rate(*rate);
-            let mut step = model.begin_step(StepOptions::microbatches(1))?;
-            slopes::microbatch(&mut step, 1.0)?;
-            let gradients = step.finish()?;
+            let gradients = slopes::gradients(&mut model, 1.0)?;
             sgd.step(&mut model, gradients)?;
             values.push(model.full_parameters()?["third.bias"][7]);
         }

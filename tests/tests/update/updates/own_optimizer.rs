@@ -2,8 +2,8 @@
 //! other.
 
 use hsdp::{
-    Grouped, Mesh, ModelOptions, ModelSpec, Optimizer, Param, Run, ShardedModel, StepOptions, Unit,
-    UnitId, Update, World,
+    Grouped, Mesh, ModelOptions, ModelSpec, Optimizer, Param, Run, StepOptions, Unit, UnitId,
+    Update, World,
 };
 use hsdp_tests::support::rules::Signs;
 use hsdp_tests::support::slopes;
@@ -33,8 +33,7 @@ fn runs_cover_a_large_parameter_once_with_the_gradient_that_is_told() {
     let unit = Unit::new("unit").param(Param::new("small", [3])).param(Param::new("large", [LEN]));
     let options = ModelOptions::on(Mesh::SINGLE);
     let spec = ModelSpec::new().unit(unit);
-    let mut model =
-        ShardedModel::new(World::single(), spec, options, springs::initial).expect("a model");
+    let mut model = springs::model_of(World::single(), &spec, &options).expect("a model");
     let mut step = model.begin_step(StepOptions::microbatches(3)).expect("a step");
     for slope in [1.0, 2.0, 5.0] {
         slopes::microbatch(&mut step, slope).expect("a microbatch");

@@ -9,6 +9,7 @@ use hsdp::prelude::*;
 use hsdp::{Accumulation, Axis, Rank};
 use hsdp_candle::Plain;
 use hsdp_models::gpt;
+use hsdp_tests::support::rules;
 use hsdp_train::{Failure, Place};
 
 use super::Job;
@@ -117,15 +118,7 @@ impl Summed {
 pub(crate) fn adamw_step(options: &AdamWOptions, step: u64, norm: f64) -> AdamWStep {
     #[expect(clippy::cast_possible_truncation, reason = "a factor of at most 1, applied in f32")]
     let clip = (MAX_NORM / (norm + 1e-6)).min(1.0) as f32;
-    AdamWStep {
-        learning_rate: options.learning_rate,
-        beta1: options.betas.0,
-        beta2: options.betas.1,
-        epsilon: options.eps,
-        weight_decay: options.weight_decay,
-        step,
-        clip,
-    }
+    rules::adamw_step(*options, step, clip)
 }
 
 /// Returns the 2-norm of some numbers, in f64.
