@@ -64,7 +64,7 @@ pub enum Per {
     Unit,
 }
 
-/// The time since some moment.
+/// A function that reads a clock: the time since some moment.
 type ReadClock = fn() -> Duration;
 
 /// Adds up the time of each part. A stopped stopwatch reads no clock.

@@ -131,8 +131,8 @@ impl World {
     /// Half of the world's: a rank that has failed waits for the others, which must have done so by
     /// then.
     fn patience(&self) -> Patience {
-        let status = Arc::clone(self.handle().own.status());
-        Patience::until(self.deadline() / 2, move || status.world_end().is_some())
+        let early_ends = Arc::clone(self.handle().own.early_ends());
+        Patience::until(self.deadline() / 2, move || early_ends.world_end().is_some())
     }
 
     /// The time that a call may take to be issued. Among threads that is the host's own work.

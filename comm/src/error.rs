@@ -46,7 +46,7 @@ pub enum Error {
         /// The mistake that the rank made between steps, if that is the reason.
         mistake: Option<Mistake>,
     },
-    /// The call is refused, and nothing was issued.
+    /// The call is refused. The world goes on.
     #[error(transparent)]
     Call(#[from] CallError),
     /// A device refused a call, or ran out of memory. The ranks that depend on its output get the

@@ -19,7 +19,7 @@ pub(crate) struct Dump {
     rank: Rank,
     size: usize,
     record: Arc<Record>,
-    status: Arc<EarlyEnds>,
+    early_ends: Arc<EarlyEnds>,
     written: AtomicBool,
 }
 
@@ -31,14 +31,14 @@ impl Dump {
             rank: *rank,
             size: handle.size,
             record: Arc::clone(record),
-            status: Arc::clone(&core.state.status),
+            early_ends: Arc::clone(&core.state.early_ends),
             written: AtomicBool::new(false),
         }
     }
 
     /// The record as it is now.
     pub(crate) fn record(&self) -> FlightRecord {
-        let end = self.status.world_end().map(|end| end.to_string());
+        let end = self.early_ends.world_end().map(|end| end.to_string());
         let taken = self.record.flight.record(self.rank, self.size);
         FlightRecord { step: self.record.step(), epoch: self.record.epoch(), end, ..taken }
     }
@@ -46,7 +46,7 @@ impl Dump {
     /// Writes the record if the world has ended early, once.
     pub(crate) fn if_ended(&self) {
         let Some(folder) = &self.folder else { return };
-        if self.status.world_end().is_none() || self.written.swap(true, Ordering::Relaxed) {
+        if self.early_ends.world_end().is_none() || self.written.swap(true, Ordering::Relaxed) {
             return;
         }
         let rank = self.rank.get();

@@ -146,7 +146,7 @@ impl RankHandle {
             return Err(CallError::Forked { op, rank: self.own.rank, made_in, called_in }.into());
         }
         self.announce_withheld();
-        self.own.status().check(self.own.record.epoch())
+        self.own.early_ends().check(self.own.record.epoch())
     }
 
     /// Gives a call its number on a sequence, and notes it as what this rank did last, in its ring,
@@ -211,7 +211,7 @@ impl RankHandle {
 impl Drop for RankHandle {
     fn drop(&mut self) {
         self.leave();
-        if self.own.status().world_end().is_some() {
+        if self.own.early_ends().world_end().is_some() {
             self.nccl.give_up();
         }
         self.own.core.release();

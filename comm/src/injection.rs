@@ -78,7 +78,7 @@ impl RankHandle {
                 self.leave();
                 return Err(self.injected(call, "it leaves its world, by an injected fault"));
             }
-            FaultKind::Delay(delay) => drop(self.own.status().sleep(delay, || false)),
+            FaultKind::Delay(delay) => drop(self.own.early_ends().sleep(delay, || false)),
             FaultKind::Freeze => return Err(self.freeze(call)),
             FaultKind::NonFinite(value) => poison(gradients, value),
             _ if site.ranks.len() == 1 => {
@@ -107,8 +107,10 @@ impl RankHandle {
 
     /// Sleeps until the world ends, or no rank is left to end it.
     fn freeze(&self, call: &GroupCall) -> Error {
-        let end =
-            self.own.status().sleep(Duration::MAX, || self.own.core.state.is_last(self.own.rank));
+        let end = self
+            .own
+            .early_ends()
+            .sleep(Duration::MAX, || self.own.core.state.is_last(self.own.rank));
         let what = "frozen by an injected fault, until all others had left";
         end.unwrap_or_else(|| self.injected(call, what))
     }

@@ -56,7 +56,7 @@ impl World {
         if let Some(Err(silent)) = told {
             own.core.end_unjudged(silent);
         }
-        let end = own.status().world_end();
+        let end = own.early_ends().world_end();
         Err(end.unwrap_or_else(|| own.core.end(find_difference(&own.core.state.records))))
     }
 }

@@ -374,10 +374,10 @@ impl World {
     pub fn next_epoch(&self) -> u64 {
         self.handle.announce_withheld();
         let OwnRank { rank, record, core } = &*self.handle.own;
-        let status = &core.state.status;
+        let early_ends = &core.state.early_ends;
         let epoch = record.epoch();
-        if status.is_aborted(epoch) {
-            record.leave_epoch(*rank, epoch, status.check(epoch).err());
+        if early_ends.is_aborted(epoch) {
+            record.leave_epoch(*rank, epoch, early_ends.check(epoch).err());
             core.state.forget_old_epochs();
         }
         record.epoch()
@@ -396,7 +396,7 @@ impl World {
     /// The error that ended the world, if it has ended.
     #[must_use]
     pub fn end(&self) -> Option<Error> {
-        self.handle.own.status().world_end()
+        self.handle.own.early_ends().world_end()
     }
 
     pub(crate) fn handle(&self) -> &Arc<RankHandle> {

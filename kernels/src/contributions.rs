@@ -50,7 +50,7 @@ pub fn sum_contributions(
             "sum contributions: lengths of target and contribution differ"
         );
     }
-    let finish = Settled { target: &mut *target, post: scaling.post.scale(), fold };
+    let finish = FinalSum { target: &mut *target, post: scaling.post.scale(), fold };
     match by_dtype(finish, contributions, scaling) {
         Some(Finiteness::AllFinite) => None,
         Some(Finiteness::Suspect) => first_non_finite(target),
@@ -99,11 +99,15 @@ trait Finish {
 
     /// Makes the pass. The contributions are the sources, all of one length, with `each` applied to
     /// their elements.
-    fn pass<T: Widen, M: Map, const N: usize>(self, sources: [&[T]; N], each: M) -> Self::Summary;
+    fn pass<T: PassElement, M: Map, const N: usize>(
+        self,
+        sources: [&[T]; N],
+        each: M,
+    ) -> Self::Summary;
 }
 
 /// The sum is divided and taken into the target.
-struct Settled<'a> {
+struct FinalSum<'a> {
     target: &'a mut [f32],
     post: Scale,
     fold: Fold,
@@ -128,7 +132,7 @@ enum Finiteness {
 struct BF16(u16);
 
 /// An element that a pass reads.
-trait Widen: Copy {
+trait PassElement: Copy {
     /// The elements, if they are of this dtype.
     fn of(values: Values<'_>) -> Option<&[Self]>;
 
@@ -136,7 +140,7 @@ trait Widen: Copy {
     fn widened(self) -> f32;
 }
 
-impl Widen for f32 {
+impl PassElement for f32 {
     fn of(values: Values<'_>) -> Option<&[Self]> {
         match values {
             Values::F32(values) => Some(values),
@@ -150,7 +154,7 @@ impl Widen for f32 {
     }
 }
 
-impl Widen for BF16 {
+impl PassElement for BF16 {
     fn of(values: Values<'_>) -> Option<&[Self]> {
         match values {
             Values::BF16(values) => Some(cast_slice(values)),
@@ -177,7 +181,7 @@ fn by_dtype<F: Finish>(
     }
 }
 
-fn by_members<T: Widen, F: Finish>(
+fn by_members<T: PassElement, F: Finish>(
     finish: F,
     contributions: &[Values<'_>],
     scaling: Scaling,
@@ -194,7 +198,7 @@ fn by_members<T: Widen, F: Finish>(
     }
 }
 
-fn by_wire<T: Widen, F: Finish, const N: usize>(
+fn by_wire<T: PassElement, F: Finish, const N: usize>(
     finish: F,
     sources: [&[T]; N],
     scaling: Scaling,
@@ -211,15 +215,21 @@ fn by_wire<T: Widen, F: Finish, const N: usize>(
     }
 }
 
-impl Finish for Settled<'_> {
+impl Finish for FinalSum<'_> {
     type Summary = Finiteness;
 
-    fn pass<T: Widen, M: Map, const N: usize>(self, sources: [&[T]; N], each: M) -> Finiteness {
+    fn pass<T: PassElement, M: Map, const N: usize>(
+        self,
+        sources: [&[T]; N],
+        each: M,
+    ) -> Finiteness {
         let Self { target, post, fold } = self;
         match post {
-            Scale::None => dispatch(Settle { target, sources, each, post: Multiply(1.0), fold }),
-            Scale::Multiply(post) => dispatch(Settle { target, sources, each, post, fold }),
-            Scale::Divide(post) => dispatch(Settle { target, sources, each, post, fold }),
+            Scale::None => {
+                dispatch(FinalSumPass { target, sources, each, post: Multiply(1.0), fold })
+            }
+            Scale::Multiply(post) => dispatch(FinalSumPass { target, sources, each, post, fold }),
+            Scale::Divide(post) => dispatch(FinalSumPass { target, sources, each, post, fold }),
         }
     }
 }
@@ -228,12 +238,13 @@ impl Finish for Carried<'_> {
     /// No summary, since more members follow.
     type Summary = ();
 
-    fn pass<T: Widen, M: Map, const N: usize>(self, sources: [&[T]; N], each: M) {
+    fn pass<T: PassElement, M: Map, const N: usize>(self, sources: [&[T]; N], each: M) {
         dispatch(Carry { sum: self.sum, sources, each, fold: self.fold });
     }
 }
 
-struct Settle<'a, T, M, P, const N: usize> {
+/// The loop of a [`FinalSum`], for a dtype, a number of members and a way to divide.
+struct FinalSumPass<'a, T, M, P, const N: usize> {
     target: &'a mut [f32],
     sources: [&'a [T]; N],
     each: M,
@@ -241,7 +252,9 @@ struct Settle<'a, T, M, P, const N: usize> {
     fold: Fold,
 }
 
-impl<T: Widen, M: Map, P: Map, const N: usize> Kernel<Finiteness> for Settle<'_, T, M, P, N> {
+impl<T: PassElement, M: Map, P: Map, const N: usize> Kernel<Finiteness>
+    for FinalSumPass<'_, T, M, P, N>
+{
     #[inline(always)]
     fn run(self) -> Finiteness {
         let Self { target, sources, each, post, fold } = self;
@@ -282,7 +295,7 @@ struct Carry<'a, T, M, const N: usize> {
     fold: Fold,
 }
 
-impl<T: Widen, M: Map, const N: usize> Kernel for Carry<'_, T, M, N> {
+impl<T: PassElement, M: Map, const N: usize> Kernel for Carry<'_, T, M, N> {
     #[inline(always)]
     fn run(self) {
         let Self { sum, sources, each, fold } = self;

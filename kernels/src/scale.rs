@@ -59,6 +59,7 @@ impl Bracket {
     }
 }
 
+/// Whether products are known to be the quotients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Certainty {
     Exact,

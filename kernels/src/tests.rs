@@ -35,7 +35,7 @@ pub(crate) fn scattered(len: usize) -> Vec<f32> {
     (0..len).map(|index| ((index * 7919) % 1013) as f32 / 500.0 - 1.0).collect()
 }
 
-/// A parameter, and the state that its optimizer keeps, which begins as zeros.
+/// Returns a parameter, and the state that its optimizer keeps, which begins as zeros.
 fn parameter_and_state<const N: usize>(len: usize) -> [Vec<f32>; N] {
     array::from_fn(|place| if place == 0 { wave(len, 0.2) } else { vec![0.0; len] })
 }

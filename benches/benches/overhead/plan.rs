@@ -66,7 +66,7 @@ pub(crate) fn measure(options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A matrix is updated by Muon, whole, by one rank.
+/// Has one rank update a matrix by Muon, as a whole.
 fn with_owner(mut param: Param) -> Param {
     if param.as_matrices().is_some() {
         param.state = State::Muon;

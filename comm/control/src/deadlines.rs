@@ -68,7 +68,7 @@ impl Deadlines {
     }
 }
 
-/// Detects that this process was stopped, by the time between two checks of the clock.
+/// A detector of stops of this process, by the time between two checks of the clock.
 #[derive(Debug)]
 pub(crate) struct StopDetector {
     last: Instant,

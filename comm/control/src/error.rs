@@ -15,7 +15,7 @@ use crate::{Job, Member};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ControlError {
-    /// The rendezvous has failed.
+    /// The coordinator has refused this process, or the rendezvous has failed.
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
     /// This process cannot become a member.
@@ -40,7 +40,7 @@ pub enum ControlError {
     },
 }
 
-/// The end of a rendezvous, which the coordinator sends. All members get the same value of
+/// A refusal of one process, or the end of a rendezvous, which the coordinator sends. All members get the same value of
 /// `Incomplete` and `ConfigMismatch`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]

@@ -77,14 +77,15 @@ pub struct Passed {
 
 /// State that a member's calls and its connection share.
 pub(crate) struct Shared {
-    pub(crate) state: Mutex<SharedStatus>,
+    pub(crate) state: Mutex<SharedState>,
     changed: Condvar,
     /// Is called after a message of another member was stored.
     pub(crate) listener: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
+/// The state under the lock of [`Shared`].
 #[derive(Debug)]
-pub(crate) struct SharedStatus {
+pub(crate) struct SharedState {
     pub(crate) status: Status,
     /// The messages of other members, the oldest first.
     pub(crate) passed: VecDeque<Passed>,
@@ -99,7 +100,7 @@ impl Shared {
         let status = Status { states: vec![State::Alive; world as usize], ended: None };
         let passed = VecDeque::new();
         let heard = Instant::now();
-        let state = Mutex::new(SharedStatus { status, passed, farewell: false, heard });
+        let state = Mutex::new(SharedState { status, passed, farewell: false, heard });
         Self { state, changed: Condvar::new(), listener: OnceLock::new() }
     }
 
@@ -118,13 +119,13 @@ impl Shared {
         within: Duration,
     ) -> Option<Result<(), ConnectionError>> {
         let mut state = self.state.lock();
-        let goes_on = |state: &mut SharedStatus| !state.farewell && state.status.ended.is_none();
+        let goes_on = |state: &mut SharedState| !state.farewell && state.status.ended.is_none();
         self.changed.wait_while_for(&mut state, goes_on, within);
         if state.farewell { Some(Ok(())) } else { state.status.ended.clone().map(Err) }
     }
 
     /// Changes the state, and wakes the call that waits for the end.
-    pub(crate) fn with(&self, change: impl FnOnce(&mut SharedStatus)) {
+    pub(crate) fn with(&self, change: impl FnOnce(&mut SharedState)) {
         change(&mut self.state.lock());
         self.changed.notify_all();
     }

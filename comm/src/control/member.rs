@@ -187,6 +187,6 @@ impl Drop for ControlMember {
 
 impl fmt::Debug for ControlMember {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Member({:?})", self.joined)
+        write!(f, "ControlMember({:?})", self.joined)
     }
 }

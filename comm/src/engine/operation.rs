@@ -229,7 +229,7 @@ impl SharedOperation {
 
 impl fmt::Debug for SharedOperation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Operation({:?})", self.key)
+        write!(f, "SharedOperation({:?})", self.key)
     }
 }
 
@@ -477,7 +477,7 @@ pub(crate) fn panic_message(payload: &(dyn Any + Send)) -> Arc<str> {
 
 /// The operations of a world for which members are missing.
 ///
-/// While a thread holds its lock, it takes no other, except that of the status.
+/// While a thread holds its lock, it takes no other, except that of the early ends.
 ///
 /// Each operation writes here, so the fields beside it in a world, which are only read, have cache
 /// lines of their own.

@@ -239,6 +239,7 @@ pub(crate) struct Mistakes {
     owed: Vec<Owed>,
 }
 
+/// A mistake of this rank.
 #[derive(Debug)]
 struct OwnMistake {
     epoch: u64,
@@ -299,6 +300,7 @@ pub(crate) struct EarlyEnds {
     changed: Condvar,
 }
 
+/// The ends that have been announced.
 #[derive(Debug, Default)]
 struct RaisedEnds {
     world: Option<Error>,
@@ -469,9 +471,9 @@ mod tests {
 
     #[test]
     fn a_step_that_is_given_up_because_the_world_is_over_is_no_other_end() {
-        let status = EarlyEnds::default();
-        let world = status.end_world(ended("stands for the end of a world"));
-        assert_eq!(status.end_epoch(0, ended("the world is over")), world);
-        assert_eq!(status.check(0), Err(world));
+        let early_ends = EarlyEnds::default();
+        let world = early_ends.end_world(ended("stands for the end of a world"));
+        assert_eq!(early_ends.end_epoch(0, ended("the world is over")), world);
+        assert_eq!(early_ends.check(0), Err(world));
     }
 }

@@ -17,7 +17,7 @@ pub(crate) struct WorldState {
     pub(crate) options: WorldOptions,
     pub(crate) origin: Origin,
     pub(crate) records: Arc<[Arc<Record>]>,
-    pub(crate) status: Arc<EarlyEnds>,
+    pub(crate) early_ends: Arc<EarlyEnds>,
     pub(crate) table: Gatherings,
 }
 
@@ -30,7 +30,7 @@ impl WorldState {
             options,
             origin,
             records: (0..size).map(record).collect(),
-            status: Arc::default(),
+            early_ends: Arc::default(),
             table: Gatherings::default(),
         })
     }
@@ -56,7 +56,7 @@ impl WorldState {
     /// Ends the world for the ranks of this process, and with it operations that miss members, and
     /// those of `doomed`.
     pub(crate) fn end_here(&self, error: Error, doomed: &[Arc<SharedOperation>]) -> Error {
-        let end = self.status.end_world(error);
+        let end = self.early_ends.end_world(error);
         for operation in self.table.take_out(None) {
             operation.fail_gathering(&end);
         }
@@ -66,7 +66,7 @@ impl WorldState {
 
     /// An operation of `epoch`, which has ended, misses a member that brings nothing more to it.
     pub(crate) fn fail_in_epoch(&self, operation: &SharedOperation, epoch: u64) {
-        if let Err(end) = self.status.check(epoch) {
+        if let Err(end) = self.early_ends.check(epoch) {
             self.table.remove(operation.key);
             operation.fail_gathering(&end);
         }
@@ -75,7 +75,7 @@ impl WorldState {
     /// Forgets what no rank can ask for any more.
     pub(crate) fn forget_old_epochs(&self) {
         let oldest = self.records.iter().map(|record| record.epoch()).min();
-        self.status.forget_before(oldest.unwrap_or(0));
+        self.early_ends.forget_before(oldest.unwrap_or(0));
     }
 
     /// The state of a rank, as far as this process knows it.
@@ -92,7 +92,7 @@ impl WorldState {
         RankState {
             step: record.step(),
             epoch,
-            given_up: self.status.is_aborted(epoch),
+            given_up: self.early_ends.is_aborted(epoch),
             has_left: record.has_left(),
             last: record.last(),
             waits: record.blocked_on().into_iter().map(wait).chain(on_device).collect(),

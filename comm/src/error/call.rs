@@ -5,14 +5,14 @@ use hsdp_sharding::Rank;
 use super::numbers;
 use crate::Op;
 
-/// A call that is refused. Nothing was issued, so the caller can mend the call, and the world goes
-/// on.
+/// A call that is refused. The world goes on.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
     /// The call does not suit its group: the length or the dtype of a buffer, a member or a layout
-    /// that the group does not have, or members that share no memory. A value that
-    /// [`World::broadcast`](crate::World::broadcast) cannot hand out is refused too.
+    /// that the group does not have, or members that share no memory. Nothing was issued. A value
+    /// that [`World::broadcast`](crate::World::broadcast) cannot hand out is refused too, on all
+    /// ranks.
     #[error("{op} on rank {rank}: {problem}")]
     Refused {
         /// The operation.
@@ -34,7 +34,7 @@ pub enum CallError {
         /// The problem with the list.
         problem: &'static str,
     },
-    /// The world has no such rank.
+    /// The world has no such rank, whether it exists or is to be made.
     #[error("rank {rank} of a world of {size}: ranks are numbered from 0 to the size less 1")]
     BadRank {
         /// The rank, as given.
@@ -51,7 +51,7 @@ pub enum CallError {
         rank: Rank,
     },
     /// A collective was called on [`Channel::User`](crate::Channel::User) while members have no
-    /// data. Only a barrier can run without them. See
+    /// data. Only a barrier can run without them. Nothing was issued. See
     /// [`World::set_absent`](crate::World::set_absent).
     #[error("{op} on rank {rank}: {}", without_data(*.rank, .absent))]
     Absent {
@@ -62,7 +62,7 @@ pub enum CallError {
         /// The members that have no data.
         absent: Vec<Rank>,
     },
-    /// Memory for an operation could not be allocated.
+    /// Memory for an operation could not be allocated. Nothing was issued.
     #[error("{op} on rank {rank}, step {step}: out of memory: {bytes} bytes for {what}")]
     OutOfMemory {
         /// The operation.
@@ -76,7 +76,7 @@ pub enum CallError {
         /// The purpose of the memory.
         what: String,
     },
-    /// A [`Fault`](crate::Fault) of a test replaced the operation.
+    /// A [`Fault`](crate::Fault) of a test replaced the operation. Nothing was issued.
     #[error("{op} on rank {rank}, step {step}: {what}")]
     Injected {
         /// The operation.
@@ -105,7 +105,7 @@ pub enum CallError {
     },
 }
 
-/// The ranks without data, as seen by the rank that called.
+/// Returns a text about the ranks without data, as seen by the rank that called.
 fn without_data(rank: Rank, absent: &[Rank]) -> String {
     let numbers = numbers(absent);
     if absent.contains(&rank) {

@@ -8,11 +8,11 @@ use hsdp_sharding::Rank;
 #[cfg(feature = "nccl")]
 use super::NcclError;
 
-/// A world that could not be made, or connected by NCCL.
+/// A world that could not be made, or connected by NCCL, or ranks that differ in a setting.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SetupError {
-    /// A world in one process cannot have so many ranks.
+    /// The world has more ranks than one process can have threads of.
     #[error("a world of {size} ranks: at most {most} may be threads of one process")]
     TooManyRanks {
         /// The number of ranks.

@@ -10,7 +10,7 @@ use super::numbers;
 use crate::Descriptor;
 use crate::mismatch::Mismatch;
 
-/// The end of a world: only a new world can go on.
+/// The end of a world, or a fault with which none begins: only a new world can go on.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorldError {
@@ -104,13 +104,13 @@ pub enum AbortReason {
     },
 }
 
-/// The last operation of a rank.
+/// Returns a text about the last operation of a rank.
 fn last(operation: Option<&Descriptor>) -> String {
     let none = || "before its first operation".to_owned();
     operation.map_or_else(none, |descriptor| format!("last in {descriptor}"))
 }
 
-/// The ranks that came, and those that did not.
+/// Returns a text about the ranks that arrived, and the ranks that did not.
 fn attendance(arrived: &[Rank], missing: &[Rank]) -> String {
     let arrived = numbers(arrived);
     let missing = numbers(missing);

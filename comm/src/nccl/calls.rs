@@ -288,7 +288,7 @@ impl NcclCarrier {
             Some(left) => self.own.core.end(left),
             None => {
                 self.own.core.end_requested(self.own.rank, &error.to_string());
-                self.own.status().world_end().unwrap_or(error)
+                self.own.early_ends().world_end().unwrap_or(error)
             }
         }
     }
@@ -297,7 +297,7 @@ impl NcclCarrier {
     /// communicator in the meantime.
     fn not_made(&self, op: Op, error: NcclError) -> Error {
         let is_aborted = matches!(error, NcclError::GivenUp { .. });
-        let end = is_aborted.then(|| self.own.status().world_end()).flatten();
+        let end = is_aborted.then(|| self.own.early_ends().world_end()).flatten();
         end.unwrap_or_else(|| self.refused(op, error))
     }
 

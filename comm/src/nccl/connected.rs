@@ -117,12 +117,12 @@ impl Connected {
         patience: Duration,
     ) {
         let over = Arc::clone(&self.over);
-        let status = Arc::clone(own.status());
+        let early_ends = Arc::clone(own.early_ends());
         // A communicator may be closed after its world, and is not to keep it.
         let own = Arc::downgrade(own);
         let ended = move || {
             over.load(Ordering::Relaxed)
-                || status.check_world().is_err()
+                || early_ends.check_world().is_err()
                 || own.upgrade().is_some_and(|own| has_lost_a_member(&own, group))
         };
         comm.patience = Patience::until(patience, ended);

@@ -27,7 +27,7 @@ const LOOK: Duration = Duration::from_micros(200);
 /// The calls of a rank.
 #[derive(Debug)]
 pub(super) struct CallQueue {
-    status: Arc<EarlyEnds>,
+    early_ends: Arc<EarlyEnds>,
     pub(super) stream: Arc<Stream>,
     /// Held while a call is made: it may be in progress for some time.
     turn: Mutex<()>,
@@ -67,7 +67,7 @@ impl CallQueue {
         let epoch = own.record.epoch();
         let state = CallsUnderWay { drained: epoch, next: (epoch, 0), ..CallsUnderWay::default() };
         Self {
-            status: Arc::clone(own.status()),
+            early_ends: Arc::clone(own.early_ends()),
             stream,
             turn: Mutex::default(),
             state: Mutex::new(state),
@@ -121,7 +121,7 @@ impl CallQueue {
         loop {
             let mut state = self.state.lock();
             state.forget_done(&own.record);
-            self.status.check(epoch)?;
+            self.early_ends.check(epoch)?;
             let left = state.left;
             let alarm = clock.alarm();
             if left.is_none() && is_over(&state) {
@@ -169,7 +169,7 @@ impl CallQueue {
     ) -> Result<(), Error> {
         let mut state = self.state.lock();
         let Issuing { compared, signature, entry } = issuing;
-        self.status.check(compared.epoch)?;
+        self.early_ends.check(compared.epoch)?;
         let RolledCall { group, index, hash, .. } = own.record.rolling.note(compared, *signature);
         let number =
             (compared.epoch, if state.next.0 == compared.epoch { state.next.1 } else { 0 });
@@ -213,7 +213,7 @@ impl CallQueue {
     /// The epoch that is over and not drained, if there is one.
     pub(super) fn owed(&self) -> Option<u64> {
         let CallsUnderWay { drained, left, .. } = *self.state.lock();
-        (left.is_none() && self.status.check(drained).is_err()).then_some(drained)
+        (left.is_none() && self.early_ends.check(drained).is_err()).then_some(drained)
     }
 
     /// Whether nothing can be drained any more.
@@ -281,7 +281,7 @@ impl CallsUnderWay {
 fn end_late(own: &OwnRank, awaited: &Arc<Descriptor>, missing: Vec<Rank>) -> Error {
     if let (true, Some(wait)) = (missing.is_empty(), own.record.device_wait()) {
         own.core.end_late_on_device(own.rank, &wait);
-        if let Some(end) = own.status().world_end() {
+        if let Some(end) = own.early_ends().world_end() {
             return end;
         }
     }

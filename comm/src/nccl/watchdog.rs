@@ -34,7 +34,7 @@ const REST: Duration = Duration::from_millis(50);
 pub(super) fn start(connected: &Arc<Connected>, own: &Arc<OwnRank>) -> Result<(), NcclError> {
     let mut watch = Watch {
         connected: Arc::downgrade(connected),
-        status: Arc::clone(own.status()),
+        early_ends: Arc::clone(own.early_ends()),
         own: Arc::downgrade(own),
         drain: Drain::default(),
         stall: None,
@@ -52,7 +52,7 @@ pub(super) fn start(connected: &Arc<Connected>, own: &Arc<OwnRank>) -> Result<()
 /// The objects of a look.
 struct Watch {
     connected: Weak<Connected>,
-    status: Arc<EarlyEnds>,
+    early_ends: Arc<EarlyEnds>,
     own: Weak<OwnRank>,
     drain: Drain,
     /// The oldest call that was not done when this looked last.
@@ -68,7 +68,7 @@ impl Watch {
         {
             own.core.end_requested(own.rank, &error);
         }
-        if self.status.world_end().is_some() {
+        if self.early_ends.world_end().is_some() {
             connected.give_up();
             return false;
         }
@@ -85,7 +85,7 @@ impl Watch {
         }
         let Some(queue) = queue else { return Ok(()) };
         self.look_at_head(&queue, connected, own);
-        if self.status.world_end().is_some() {
+        if self.early_ends.world_end().is_some() {
             return Ok(());
         }
         self.drain.go_on(own, connected, &queue)

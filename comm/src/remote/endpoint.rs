@@ -182,8 +182,8 @@ impl Endpoint {
     /// This rank brings nothing more to `epoch`. The others are told, once, unless the world is over: they would take that for an end of the
     /// step alone.
     pub(crate) fn end_epoch(&self, epoch: u64, error: Error) {
-        let end = self.state.status.end_epoch(epoch, error);
-        if self.state.status.check_world().is_err() {
+        let end = self.state.early_ends.end_epoch(epoch, error);
+        if self.state.early_ends.check_world().is_err() {
             return;
         }
         self.change(|outgoing| {

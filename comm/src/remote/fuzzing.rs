@@ -40,19 +40,10 @@ pub fn written_anew(message: &RankMessage) -> Option<Vec<u8>> {
 /// The content of a message besides elements.
 #[derive(Debug)]
 pub struct Header {
-    content: Box<dyn FuzzedContent>,
+    content: Box<dyn Debug>,
+    bytes: Vec<u8>,
     /// In a stop, a proposal or an end.
     error: Option<Error>,
-}
-
-trait FuzzedContent: Debug {
-    fn bytes(&self) -> Vec<u8>;
-}
-
-impl<T: Serialize + Debug> FuzzedContent for T {
-    fn bytes(&self) -> Vec<u8> {
-        header::bytes(self)
-    }
 }
 
 impl Header {
@@ -61,26 +52,29 @@ impl Header {
     /// # Errors
     /// The problem, in words.
     pub fn read(kind: MessageKind, bytes: &[u8]) -> Result<Self, String> {
-        let content: Box<dyn FuzzedContent> = match kind {
-            MessageKind::Hello => Box::new(header::read::<ProcessHello>(bytes)?),
-            MessageKind::Welcome => Box::new(header::read::<Vec<Option<ProcessHello>>>(bytes)?),
-            MessageKind::Data => Box::new(header::read::<DataHeader>(bytes)?),
+        Ok(match kind {
+            MessageKind::Hello => Self::of(header::read::<ProcessHello>(bytes)?),
+            MessageKind::Welcome => Self::of(header::read::<Vec<Option<ProcessHello>>>(bytes)?),
+            MessageKind::Data => Self::of(header::read::<DataHeader>(bytes)?),
             MessageKind::Stop | MessageKind::Proposal | MessageKind::End => {
                 let (epoch, error) = end_of(bytes)?;
-                let content = Box::new((epoch, EncodedEnd::of(&error, Rank::new(0))));
-                return Ok(Self { content, error: Some(error) });
+                let content = (epoch, EncodedEnd::of(&error, Rank::new(0)));
+                Self { error: Some(error), ..Self::of(content) }
             }
-            MessageKind::Exchange => Box::new(header::read::<Batched>(bytes)?),
-            MessageKind::Left => Box::new(header::read::<RankState>(bytes)?),
-            MessageKind::Compare => Box::new(header::read::<Compared>(bytes)?),
-            MessageKind::Drain => Box::new(calls_of(bytes)?),
-        };
-        Ok(Self { content, error: None })
+            MessageKind::Exchange => Self::of(header::read::<Batched>(bytes)?),
+            MessageKind::Left => Self::of(header::read::<RankState>(bytes)?),
+            MessageKind::Compare => Self::of(header::read::<Compared>(bytes)?),
+            MessageKind::Drain => Self::of(calls_of(bytes)?),
+        })
+    }
+
+    fn of(content: impl Serialize + Debug + 'static) -> Self {
+        Self { bytes: header::bytes(&content), content: Box::new(content), error: None }
     }
 
     /// The same header as bytes.
-    pub fn bytes(&self) -> Vec<u8> {
-        self.content.bytes()
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
     }
 
     /// The error in a stop or an end.

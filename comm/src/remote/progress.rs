@@ -133,7 +133,7 @@ impl Progress {
             }
             // At once: the rank at fault may hear of this loss from others, and end its process for it.
             Err(PeerLoss { rank, cause }) => {
-                if endpoint.state.status.check_world().is_ok() {
+                if endpoint.state.early_ends.check_world().is_ok() {
                     endpoint.end_by(rank, self.reason(rank, cause));
                 }
             }
@@ -169,7 +169,7 @@ impl Progress {
         self.look_for_losses(endpoint);
         self.compare(endpoint);
         let under_way = self.transport.under_way()?;
-        if endpoint.state.status.world_end().is_some() {
+        if endpoint.state.early_ends.world_end().is_some() {
             self.mailbox.clear();
             self.relay.clear();
             self.comparer = Comparer::default();

@@ -119,8 +119,8 @@ impl OwnRank {
         &self.core.state.options
     }
 
-    pub(crate) fn status(&self) -> &Arc<EarlyEnds> {
-        &self.core.state.status
+    pub(crate) fn early_ends(&self) -> &Arc<EarlyEnds> {
+        &self.core.state.early_ends
     }
 }
 
@@ -158,8 +158,8 @@ impl Core {
     /// with this one, that was checked before, and they were told.
     fn admit(&self, epoch: u64) -> Result<(), Error> {
         match self.endpoint() {
-            None => self.state.status.check(epoch),
-            Some(_) => self.state.status.check_world(),
+            None => self.state.early_ends.check(epoch),
+            Some(_) => self.state.early_ends.check_world(),
         }
     }
 
@@ -204,7 +204,7 @@ impl Core {
     ) {
         operation.gather_again(slot, descriptor, contribution);
         let entered = self.state.table.enter(operation.key, || {
-            self.state.status.check_world()?;
+            self.state.early_ends.check_world()?;
             Ok(Arc::clone(operation))
         });
         if let Err(end) = entered {

@@ -49,7 +49,7 @@ impl Core {
 
     /// An operation fails with the end of the world, now or when it is known.
     pub(crate) fn fail_at_end(&self, operation: &Arc<SharedOperation>) {
-        match (self.state.status.world_end(), self.endpoint()) {
+        match (self.state.early_ends.world_end(), self.endpoint()) {
             (Some(end), _) => operation.fail(&end),
             (None, Some(endpoint)) => endpoint.doom(Arc::clone(operation)),
             (None, None) => unreachable!("the world has just ended"),
@@ -65,7 +65,7 @@ impl Core {
         if let Some(endpoint) = self.endpoint() {
             return endpoint.end_epoch(epoch, error);
         }
-        let end = self.state.status.end_epoch(epoch, error);
+        let end = self.state.early_ends.end_epoch(epoch, error);
         for operation in self.state.table.take_out(Some(epoch)) {
             operation.fail_gathering(&end);
         }
@@ -76,7 +76,7 @@ impl Core {
         if !self.state.record(rank).leave() {
             return;
         }
-        self.state.status.ring();
+        self.state.early_ends.ring();
         if let Some(endpoint) = self.endpoint() {
             return endpoint.leave();
         }
@@ -112,7 +112,7 @@ impl Core {
     /// ended before, only the operation: the thread that has announced the end of the epoch may not
     /// have come to this operation yet. Returns that end.
     fn end_left(&self, rank: Rank, operation: &SharedOperation, awaited: Arc<Descriptor>) -> Error {
-        match self.state.status.check(awaited.epoch) {
+        match self.state.early_ends.check(awaited.epoch) {
             Ok(()) => self.end(self.state.ended_by(rank, AbortReason::Left { awaited })),
             Err(end) => {
                 self.state.fail_in_epoch(operation, awaited.epoch);

@@ -184,37 +184,37 @@ fn a_member_that_comes_after_others_that_disagree_is_told_so_too_and_never_the_l
 
 #[test]
 fn the_first_end_wins_and_old_ones_are_forgotten() {
-    let status = EarlyEnds::default();
-    assert_eq!(status.check(0), Ok(()));
-    assert_eq!(status.end_epoch(0, aborted(1)), aborted(1));
-    assert_eq!(status.end_epoch(0, aborted(2)), aborted(1));
-    assert_eq!((status.check(0), status.check(1)), (Err(aborted(1)), Ok(())));
-    assert!(status.is_aborted(0) && !status.is_aborted(1));
-    status.end_epoch(1, aborted(3));
-    status.forget_before(1);
-    assert_eq!((status.check(0), status.check(1)), (Err(aborted(1)), Err(aborted(3))));
+    let early_ends = EarlyEnds::default();
+    assert_eq!(early_ends.check(0), Ok(()));
+    assert_eq!(early_ends.end_epoch(0, aborted(1)), aborted(1));
+    assert_eq!(early_ends.end_epoch(0, aborted(2)), aborted(1));
+    assert_eq!((early_ends.check(0), early_ends.check(1)), (Err(aborted(1)), Ok(())));
+    assert!(early_ends.is_aborted(0) && !early_ends.is_aborted(1));
+    early_ends.end_epoch(1, aborted(3));
+    early_ends.forget_before(1);
+    assert_eq!((early_ends.check(0), early_ends.check(1)), (Err(aborted(1)), Err(aborted(3))));
     // An epoch that is long over never comes back, for a thread that slept through it.
-    status.forget_before(2);
-    assert_eq!((status.check(0), status.check(2)), (Err(aborted(3)), Ok(())));
-    assert_eq!(status.end_world(aborted(4)), aborted(4));
-    assert_eq!(status.end_world(aborted(5)), aborted(4));
-    assert_eq!((status.check(1), status.world_end()), (Err(aborted(4)), Some(aborted(4))));
+    early_ends.forget_before(2);
+    assert_eq!((early_ends.check(0), early_ends.check(2)), (Err(aborted(3)), Ok(())));
+    assert_eq!(early_ends.end_world(aborted(4)), aborted(4));
+    assert_eq!(early_ends.end_world(aborted(5)), aborted(4));
+    assert_eq!((early_ends.check(1), early_ends.world_end()), (Err(aborted(4)), Some(aborted(4))));
 }
 
 #[test]
 fn how_an_old_epoch_ended_never_comes_back() {
-    let status = EarlyEnds::default();
-    status.end_epoch(0, aborted(1));
-    status.end_epoch(1, aborted(2));
+    let early_ends = EarlyEnds::default();
+    early_ends.end_epoch(0, aborted(1));
+    early_ends.end_epoch(1, aborted(2));
     // Two ranks forget at once, the one that looked first comes last.
-    status.forget_before(2);
-    status.forget_before(1);
-    assert_eq!(status.check(1), Err(aborted(2)));
+    early_ends.forget_before(2);
+    early_ends.forget_before(1);
+    assert_eq!(early_ends.check(1), Err(aborted(2)));
     // A thread that slept through both ends an epoch that is long over.
-    assert_eq!(status.end_epoch(0, aborted(3)), aborted(2));
-    assert!(!status.is_aborted(0));
-    status.forget_before(2);
-    assert_eq!((status.check(1), status.check(2)), (Err(aborted(2)), Ok(())));
+    assert_eq!(early_ends.end_epoch(0, aborted(3)), aborted(2));
+    assert!(!early_ends.is_aborted(0));
+    early_ends.forget_before(2);
+    assert_eq!((early_ends.check(1), early_ends.check(2)), (Err(aborted(2)), Ok(())));
 }
 
 #[test]

@@ -290,7 +290,7 @@ impl Queue {
     }
 }
 
-/// Counts the end of a worker, however it ends.
+/// A guard that counts the end of a worker, however it ends.
 struct WorkerEnd(Arc<Core>);
 
 impl Drop for WorkerEnd {

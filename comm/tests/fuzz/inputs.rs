@@ -96,7 +96,7 @@ fn header(kind: MessageKind, bytes: &[u8]) {
     let again = said.bytes();
     if said.error().is_some_and(is_a_text) && again != bytes {
         // It was of a variant of its own: it becomes one that stays as it is.
-        let passed_on = Header::read(kind, &again).expect("it was written");
+        let passed_on = Header::read(kind, again).expect("it was written");
         assert_eq!(passed_on.bytes(), again);
         assert_eq!(passed_on.to_string(), said.to_string());
     } else {

@@ -89,14 +89,9 @@ enum LaunchComm {
     Nccl,
 }
 
-/// Exit code when a process cannot be started, as for other errors of this program.
+/// Exit code when a command or its attendant cannot be started, as for other errors of this
+/// program.
 const REFUSED: u8 = 2;
-
-impl LaunchArgs {
-    fn grace(&self) -> Duration {
-        Duration::from_secs(self.grace)
-    }
-}
 
 /// Starts the ranks, and starts them again after a failure as often as the options permit. Returns
 /// the exit code of the last attempt.
@@ -121,12 +116,13 @@ fn run_attempts(
     let (events, received) = mpsc::channel();
     let ranks = AttendantSocket::listen(&events, terminal)?;
     forward_signals(&events)?;
+    let grace = Duration::from_secs(options.grace);
     let mut number = 0;
     let mut lost = 0;
     loop {
         terminal.begin(number, options.ranks, job.starter())?;
         ranks.begin(number, options.ranks);
-        let attempt = LaunchAttempt { number, job, grace: options.grace(), terminal };
+        let attempt = LaunchAttempt { number, job, grace, terminal };
         let mut ended = attempt.run(&events, &received, &ranks)?;
         // Ranks whose output is lost in any attempt have not succeeded.
         lost += ended.lost;

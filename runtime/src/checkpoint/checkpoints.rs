@@ -9,10 +9,11 @@ use hsdp_checkpoint::{Error as StoreError, Lease, OptimizerHead, RESERVED, STATE
 use hsdp_sharding::{Param, ParamId, Role};
 use parking_lot::Mutex;
 
+use super::differences::LoadWanted;
 use super::frozen;
 use super::in_flight::{InFlight, Snapshot};
 use super::saving::MadeGeneration;
-use super::settings::{CheckpointOptions, Content, OtherOptions, OtherParameters, Resumed, Saved};
+use super::settings::{CheckpointOptions, Content, Resumed, Saved};
 use super::together::JointOperation;
 use crate::error::Error;
 use crate::model::ShardedModel;
@@ -46,9 +47,7 @@ pub struct Checkpoints {
     pub(super) saved: VecDeque<Saved>,
     /// Memory for the copy that the next save in the background makes.
     pub(super) snapshot: Snapshot,
-    pub(super) content: Content,
-    pub(super) other_options: OtherOptions,
-    pub(super) other_parameters: OtherParameters,
+    pub(super) wanted: LoadWanted,
     /// This rank's part of the digest of the frozen parameters of a model after a number of loads,
     /// which nothing else changes.
     pub(super) frozen: Option<(ModelId, u64, u64)>,
@@ -110,6 +109,7 @@ impl Checkpoints {
         let number = agree(together, &access, &options, model.engine.state().opened)?;
         let CheckpointOptions { keep, holder, files, content, other_options, other_parameters } =
             options;
+        let wanted = LoadWanted { content, other_options, other_parameters };
         let store = Store::new(directory, files).keeping(keep);
         let takes_lease = access.is_writer() && together.is_first();
         let lease = || takes_lease.then(|| store.lease(&holder)).transpose();
@@ -124,9 +124,7 @@ impl Checkpoints {
             made: None,
             saved: VecDeque::new(),
             snapshot: Snapshot::default(),
-            content,
-            other_options,
-            other_parameters,
+            wanted,
             frozen: None,
             access,
         })
@@ -139,7 +137,7 @@ impl Checkpoints {
         model: &ShardedModel,
         together: JointOperation<'_>,
     ) -> Result<Option<u64>, Error> {
-        if self.content == Content::All {
+        if self.wanted.content == Content::All {
             return Ok(None);
         }
         let loads = model.engine.state().loads;

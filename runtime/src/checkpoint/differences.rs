@@ -76,14 +76,13 @@ pub(super) fn check<'a, O: Checkpointed>(
 /// what fits, if only that is taken.
 pub(super) fn check_weights(
     saved: SavedState<'_>,
-    wanted: Content,
-    other_parameters: OtherParameters,
+    wanted: LoadWanted,
 ) -> Result<Option<FittingParts>, Problem> {
-    if other_parameters == OtherParameters::TakeFitting {
+    if wanted.other_parameters == OtherParameters::TakeFitting {
         let mut fitting = FittingParts::of(&saved, &Expected::default());
         fitting.lists.new_states.clear();
         fitting.lists.left_over.retain(|name| !name.starts_with(STATE));
-        check_frozen(saved, wanted)?;
+        check_frozen(saved, wanted.content)?;
         return Ok(Some(fitting));
     }
     let names = saved.generation.manifest().tensors.keys();
@@ -95,7 +94,7 @@ pub(super) fn check_weights(
         let what = format!("{path} is of another model: {wrong}");
         return Err(Problem::lasting(what));
     }
-    check_frozen(saved, wanted)?;
+    check_frozen(saved, wanted.content)?;
     Ok(None)
 }
 
@@ -104,8 +103,8 @@ fn check_frozen(saved: SavedState<'_>, content: Content) -> Result<(), Problem> 
     let SavedState { context, generation, .. } = saved;
     let manifest = generation.manifest();
     let path = generation.path().display();
-    let frozen = params(context).filter(|param| param.role == Role::Frozen);
-    let frozen: Vec<_> = frozen.map(|param| format!("`{}`", param.name)).collect();
+    let frozen = context.plan.spec().params().filter(|(_, param)| param.role == Role::Frozen);
+    let frozen: Vec<_> = frozen.map(|(_, param)| format!("`{}`", param.name)).collect();
     let lacks = (content_of(manifest), content) == (Content::Trainable, Content::All);
     if lacks && !frozen.is_empty() {
         let what = format!(
@@ -117,10 +116,6 @@ fn check_frozen(saved: SavedState<'_>, content: Content) -> Result<(), Problem> 
         return Err(Problem::lasting(what));
     }
     Ok(())
-}
-
-fn params(context: &Context) -> impl Iterator<Item = &Param> {
-    context.plan.spec().units().iter().flat_map(|unit| &unit.params)
 }
 
 /// Returns the text of an optimizer of another kind than the program's.
@@ -199,7 +194,7 @@ fn named(context: &Context, content: Content, tensors: &[StateTensor]) -> Vec<(S
 /// Returns the text of a tensor that the model does not read.
 fn left_over_text(context: &Context, name: &str) -> String {
     let shown = name.escape_debug();
-    if params(context).any(|param| param.name == name) {
+    if context.plan.spec().params().any(|(_, param)| param.name == name) {
         return format!("`{shown}` is trainable there, and frozen in this model");
     }
     let what = if name.starts_with(STATE) { "state" } else { "a parameter" };

@@ -23,10 +23,10 @@ pub(super) fn part(
     has: impl Fn(ParamId) -> bool,
 ) -> Result<u64, Error> {
     let mut portions = portions::of_rank(context);
-    portions.retain(|portion| has(portion.parameter()));
+    portions.retain(|portion| has(portion.parameter));
     let mut sum = 0_u64;
-    for of_unit in portions.chunk_by(|one, next| one.unit == next.unit) {
-        let kept = shards[of_unit[0].unit.index()].on_host(context)?;
+    for of_unit in portions.chunk_by(|one, next| one.parameter.unit == next.parameter.unit) {
+        let kept = shards[of_unit[0].parameter.unit.index()].on_host(context)?;
         let parts = of_unit.iter().map(|portion| of_portion(&kept, portion));
         sum = parts.fold(sum, u64::wrapping_add);
     }

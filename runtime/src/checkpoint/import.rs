@@ -18,7 +18,7 @@ use crate::agree::comparison::InitialValues;
 use crate::error::Error;
 use crate::model::{self, ShardedModel};
 use crate::options::ModelOptions;
-use crate::persist::problem::{Problem, ProblemKind};
+use crate::persist::problem::Problem;
 use crate::state::context::Context;
 
 /// The folder from which a model is imported.
@@ -213,7 +213,7 @@ fn compare(
     let mut missing = BTreeSet::new();
     let mut reshaped = Vec::new();
     let mut required = Vec::new();
-    for param in context.plan.spec().units().iter().flat_map(|unit| &unit.params) {
+    for (_, param) in context.plan.spec().params() {
         let name = (import.names)(&param.name);
         let shape: Vec<u64> = param.shape.iter().map(|size| *size as u64).collect();
         match tensors.get(&*name) {
@@ -237,5 +237,5 @@ fn compare(
     let folder = import.folder.display();
     let wrong = differences::listed_by_kind(&[reshaped, required, others]);
     let what = format!("{folder} is of another model: {wrong}");
-    Err(Problem { kind: ProblemKind::Lasting, what })
+    Err(Problem::lasting(what))
 }

@@ -19,7 +19,7 @@ use super::together::JointOperation;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::persist::checkpointed::{Checkpointed, StateTensor};
-use crate::persist::problem::{Problem, ProblemKind};
+use crate::persist::problem::Problem;
 use crate::state::context::ModelId;
 
 /// Elements of tensors, one after the other. The memory is reused from one snapshot to the next.
@@ -90,7 +90,7 @@ impl Snapshot {
                 let bytes = len * size_of::<f32>();
                 let what =
                     format!("out of memory: the copy of the saved state needs {bytes} bytes");
-                Problem { kind: ProblemKind::Lasting, what }
+                Problem::lasting(what)
             })?;
         }
         Ok(())

@@ -5,7 +5,6 @@ use hsdp_kernels::memory::{self, Category};
 use hsdp_sharding::{ParamId, Rank, Role, UnitId};
 
 use super::checkpoints::{Checkpoints, check_optimizer};
-use super::differences::LoadWanted;
 use super::portions::{self, Portion};
 use super::settings::{Content, Resumed};
 use super::together::{Failed, JointOperation, OpenedLines, Undone};
@@ -223,24 +222,20 @@ impl Checkpoints {
         optimizer: &mut O,
         step: u64,
     ) -> Result<Resumed, Undone> {
-        let wanted = LoadWanted {
-            content: self.content,
-            other_options: self.other_options,
-            other_parameters: self.other_parameters,
-        };
-        let (resumed, (restored, counts, training)) = self.load_one(model, step, |saved| {
+        let wanted = self.wanted;
+        let (resumed, (restored, applied, training)) = self.load_one(model, step, |saved| {
             let (options, fitting) = differences::check(saved, optimizer, wanted)?;
             let saved = SavedState { options, fitting: fitting.as_ref(), ..saved };
             let manifest = saved.generation.manifest();
-            let counts = StepCounts { step, applied: manifest.applied_steps() };
+            let applied = manifest.applied_steps();
             let training = manifest.training;
             let notes = notes(&saved, &optimizer.head(saved.context.plan.spec()));
             let parameters = parameters_of(model, saved.generation, saved.fitting, str::to_owned)?;
             let restored = optimizer.restored(model, &saved)?;
-            Ok((LoadedState { parameters, fitting, notes }, (restored, counts, training)))
+            Ok((LoadedState { parameters, fitting, notes }, (restored, applied, training)))
         })?;
         *optimizer = restored;
-        take(model, counts, training);
+        take(model, step, applied, training);
         Ok(resumed)
     }
 
@@ -372,18 +367,11 @@ fn told(model: &ShardedModel, broken: Vec<Failed>) -> Vec<String> {
     broken.into_iter().map(told).collect()
 }
 
-/// The numbers of steps of a checkpoint.
-struct StepCounts {
-    step: u64,
-    applied: u64,
-}
-
-fn take(model: &ShardedModel, counts: StepCounts, training: TrainingHead) {
+fn take(model: &ShardedModel, step: u64, applied: u64, training: TrainingHead) {
     let mut state = model.engine.state();
     let TrainingHead { loss_scale, weight_hint, .. } = training;
     state.loss_scale = state.loss_scale.resumed(loss_scale);
     state.last_weight = weight_hint;
-    let StepCounts { step, applied } = counts;
     (state.next_step, state.committed, state.applied) = (step, step, applied);
     model.engine.context.unused.note_load(applied);
 }
@@ -422,7 +410,7 @@ pub(super) fn parameters_of(
     let context = &model.engine.context;
     let has_all = differences::content_of(generation.manifest()) == Content::All;
     let lacks = |portion: &Portion| match fitting {
-        Some(fitting) => fitting.lacks(portion.parameter()),
+        Some(fitting) => fitting.lacks(portion.parameter),
         None => !has_all && portion.role == Role::Frozen,
     };
     let own = model.engine.state().shards.clone();
@@ -483,7 +471,7 @@ fn each_unit<T>(
     let portions = portions::of_rank(context);
     let of_unit = |unit: UnitId| {
         let [start, end] = [unit, UnitId::new(unit.index() + 1)]
-            .map(|unit| portions.partition_point(|portion| portion.unit < unit));
+            .map(|unit| portions.partition_point(|portion| portion.parameter.unit < unit));
         make(unit, &portions[start..end])
     };
     context.plan.spec().unit_ids().map(of_unit).collect()

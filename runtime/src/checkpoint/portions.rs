@@ -13,9 +13,7 @@ use crate::state::context::Context;
 /// Some consecutive elements of a parameter in this rank's shard.
 #[derive(Clone, Debug)]
 pub(super) struct Portion {
-    pub(super) unit: UnitId,
-    /// The parameter: its index in the unit.
-    pub(super) param: usize,
+    pub(super) parameter: ParamId,
     pub(super) name: String,
     pub(super) shape: Vec<u64>,
     pub(super) role: Role,
@@ -26,10 +24,6 @@ pub(super) struct Portion {
 }
 
 impl Portion {
-    pub(super) fn parameter(&self) -> ParamId {
-        ParamId { unit: self.unit, index: self.param }
-    }
-
     /// The elements, in the parameter.
     pub(super) fn param_range(&self) -> Range<usize> {
         let start = usize::try_from(self.offset).expect("it is within the parameter");
@@ -73,8 +67,9 @@ impl WrittenFrom {
 
 impl WrittenPortion {
     fn of_parameter(portion: &Portion) -> Self {
-        let Portion { unit, name, shape, offset, range, .. } = portion.clone();
-        Self { name, shape, offset, source: WrittenFrom::Shard { unit, range } }
+        let Portion { parameter, name, shape, offset, range, .. } = portion.clone();
+        let source = WrittenFrom::Shard { unit: parameter.unit, range };
+        Self { name, shape, offset, source }
     }
 
     /// Returns the elements of a tensor of state that a rank writes because of a portion of the
@@ -132,7 +127,7 @@ pub(super) fn to_write(
     }
     for of_kind in kinds.into_values() {
         let of_portion = |portion: &Portion| {
-            WrittenPortion::of_portion(context, portion, *of_kind.get(&portion.parameter())?)
+            WrittenPortion::of_portion(context, portion, *of_kind.get(&portion.parameter)?)
         };
         written.extend(portions.iter().filter_map(of_portion));
         let owned =
@@ -144,10 +139,10 @@ pub(super) fn to_write(
 
 fn of_pieces(context: &Context, pieces: Vec<(UnitId, Piece)>) -> Vec<Portion> {
     let portion = |(unit, piece): (UnitId, Piece)| {
-        let param = &context.plan.spec()[unit].params[piece.param];
+        let parameter = ParamId { unit, index: piece.param };
+        let param = &context.plan.spec()[parameter];
         Portion {
-            unit,
-            param: piece.param,
+            parameter,
             name: param.name.clone(),
             shape: param.shape.iter().map(|size| *size as u64).collect(),
             role: param.role,

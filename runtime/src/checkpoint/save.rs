@@ -96,7 +96,7 @@ impl Checkpoints {
         let (place, head) = saving.agree(fresh())?;
         // A rank that writes while others still copy would delay them, and so itself, where there
         // are fewer cores than threads.
-        let copied = self.snapshot.copy(model, optimizer, self.content);
+        let copied = self.snapshot.copy(model, optimizer, self.wanted.content);
         let together = saving.together();
         together.agree(copied).map_err(|undone| together.error(undone))?;
         let snapshot = mem::take(&mut self.snapshot);

@@ -99,10 +99,9 @@ impl Checkpoints {
         weights: Weights,
         step: u64,
     ) -> Result<Resumed, Undone> {
-        let content = self.content;
-        let other_parameters = self.other_parameters;
+        let wanted = self.wanted;
         let loaded = self.load_one(model, step, |saved| {
-            let fitting = differences::check_weights(saved, content, other_parameters)?;
+            let fitting = differences::check_weights(saved, wanted)?;
             let averages = averages(saved.generation, weights)?;
             let source = |name: &str| averages.get(name).cloned().unwrap_or_else(|| name.into());
             let parameters = parameters_of(model, saved.generation, fitting.as_ref(), source)?;

@@ -22,15 +22,15 @@ fn open(model: &ShardedModel, folder: &Path, content: Content) -> Result<Checkpo
 }
 
 /// A model, and the precision in which it trains.
-struct Of {
+struct SpecAndPrecision {
     spec: ModelSpec,
     precision: Precision,
 }
 
 /// Returns a model whose frozen parameters are stored in bf16 alone, or have masters.
-fn with(is_stored: bool) -> Of {
+fn with(is_stored: bool) -> SpecAndPrecision {
     if !is_stored {
-        return Of { spec: spec(), precision: Precision::default() };
+        return SpecAndPrecision { spec: spec(), precision: Precision::default() };
     }
     let stored = |unit: &Unit| {
         let mut unit = unit.clone();
@@ -40,12 +40,12 @@ fn with(is_stored: bool) -> Of {
         unit
     };
     let spec = spec().units().iter().map(stored).fold(ModelSpec::new(), ModelSpec::unit);
-    Of { spec, precision: Precision::compute_in(DType::BF16) }
+    SpecAndPrecision { spec, precision: Precision::compute_in(DType::BF16) }
 }
 
 fn training(
     world: World,
-    of: Of,
+    of: SpecAndPrecision,
     mesh: Mesh,
     init: impl FnMut(&Param) -> Vec<f32>,
 ) -> Result<Training, Error> {
@@ -319,8 +319,12 @@ fn a_model_without_the_frozen_parameters_is_another_one() {
     for content in [Content::All, Content::Trainable] {
         let told = common_error(outcomes(2, |world| {
             let spec = units().fold(ModelSpec::new(), ModelSpec::unit);
-            let mut training =
-                training(world, Of { spec, precision: Precision::default() }, mesh(2, 1), base)?;
+            let mut training = training(
+                world,
+                SpecAndPrecision { spec, precision: Precision::default() },
+                mesh(2, 1),
+                base,
+            )?;
             let mut checkpoints = open(&training.model, folder.path(), content)?;
             let Training { model, optimizer } = &mut training;
             checkpoints.load_latest(model, optimizer).map(drop)

@@ -243,7 +243,7 @@ fn evaluated_with(fault: Fault) -> usize {
         WorldOptions { deadline: DEADLINE, faults: vec![fault], ..WorldOptions::default() };
     let failed = hsdp::launch(2, options, |world| -> Result<usize, Error> {
         let options = ModelOptions { uneven: Uneven::ZeroWeight, ..ModelOptions::on(mesh(1, 2)) };
-        let (mut model, first) = tried(|| springs::model(world.clone(), &options.clone()))?;
+        let (mut model, first) = tried(|| springs::model(world.clone(), &options))?;
         let rank = model.rank().index();
         let (mean, then) = tried(|| {
             let mut evaluation = model.evaluation()?;

@@ -27,6 +27,7 @@ pub(crate) struct JobMembers {
     refused: AtomicBool,
 }
 
+/// The coordinator, and the queues to its members.
 #[derive(Debug)]
 pub(crate) struct ServerState {
     pub(crate) coordinator: Coordinator,

@@ -32,13 +32,13 @@ impl Endpoint {
 
     fn wait_for_messages(&self, deadline: Duration) {
         let until = from_now(deadline);
-        let status = &self.state.status;
-        while status.check_world().is_ok() && sync::now() < until {
+        let early_ends = &self.state.early_ends;
+        while early_ends.check_world().is_ok() && sync::now() < until {
             if self.ends_before(until.min(from_now(NAPS[1]))) {
                 return;
             }
         }
-        if status.check_world().is_err() {
+        if early_ends.check_world().is_err() {
             self.ends_before(from_now(FAREWELL));
         }
     }
@@ -72,7 +72,7 @@ pub(super) struct LastWord(pub(super) Arc<Endpoint>);
 impl Drop for LastWord {
     fn drop(&mut self) {
         let Self(endpoint) = self;
-        endpoint.progress.lock().close(endpoint.state.status.world_end().as_ref());
+        endpoint.progress.lock().close(endpoint.state.early_ends.world_end().as_ref());
         endpoint.change(|outgoing| outgoing.has_ended = true);
     }
 }

@@ -24,10 +24,10 @@ impl Endpoint {
 
     /// Ends the world, unless it is over. Returns the end that all ranks get, or `error` while that is not known.
     pub(crate) fn end(&self, error: Error) -> Error {
-        if self.state.status.world_end().is_none() {
+        if self.state.early_ends.world_end().is_none() {
             self.propose_end(&error);
         }
-        self.state.status.world_end().unwrap_or(error)
+        self.state.early_ends.world_end().unwrap_or(error)
     }
 
     /// Ends the world by `rank`'s doing.
@@ -50,7 +50,7 @@ impl Endpoint {
             }
             Some(_) => {}
         }
-        while !progress::is_in_turn() && self.state.status.world_end().is_none() {
+        while !progress::is_in_turn() && self.state.early_ends.world_end().is_none() {
             if !self.hear() {
                 self.try_end();
                 self.sleep(FIRST_NAP);
@@ -71,7 +71,7 @@ impl Endpoint {
     /// Another rank sees an end, and takes this one for the lowest: it gets the end of the world.
     pub(in crate::remote) fn hear_proposal(&self, from: Rank, error: &Error) {
         self.end_with(error, error);
-        if let Some(end) = self.state.status.world_end() {
+        if let Some(end) = self.state.early_ends.world_end() {
             self.send_end(MessageKind::End, &end, vec![from]);
         }
     }
@@ -100,7 +100,7 @@ impl Endpoint {
     /// most; or for `PATIENCE`, if the progress thread hangs in its turn.
     fn silence(&self) -> Option<(Rank, AbortReason)> {
         let until = from_now(PATIENCE);
-        let goes_on = || self.state.status.world_end().is_none() && sync::now() < until;
+        let goes_on = || self.state.early_ends.world_end().is_none() && sync::now() < until;
         while !progress::is_in_turn() && goes_on() {
             if let Some(answer) = self.answer_of_forwarder() {
                 return answer.err();

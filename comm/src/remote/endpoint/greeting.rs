@@ -118,7 +118,7 @@ impl Endpoint {
             if let Some(compared) = compared {
                 return compared;
             }
-            self.state.status.check_world()?;
+            self.state.early_ends.check_world()?;
             match clock.alarm() {
                 Alarm::Deadline if is_first => self.welcome(&mut self.greeting.lock()),
                 Alarm::Deadline => return Err(self.misses_the_first(deadline)),

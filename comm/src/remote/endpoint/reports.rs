@@ -81,7 +81,7 @@ impl Endpoint {
     pub(crate) fn await_culprit(&self, wait: WaitKey) -> Result<Option<Rank>, Rank> {
         self.forget_reports(wait);
         let verdict = || self.reports.lock().0.get(&wait).and_then(|it| it.verdict);
-        let end = || self.state.status.world_end().map(|_| None);
+        let end = || self.state.early_ends.world_end().map(|_| None);
         let found = || verdict().map(|it| it.culprit).or_else(end);
         let tell = |_| self.report(Urgency::Deadline, wait);
         Ok(self.ask(PATIENCE, tell, found)?.flatten())
@@ -94,7 +94,7 @@ impl Endpoint {
     /// The rank that has the comparer, if that does not answer within the deadline.
     pub(crate) fn tell_difference(&self) -> Result<(), Rank> {
         let tell = |to| self.post(EndpointRequest::Compare { to, said: Compared::Differ });
-        let found = || self.state.status.world_end();
+        let found = || self.state.early_ends.world_end();
         self.ask(self.state.options.deadline, tell, found).map(drop)
     }
 

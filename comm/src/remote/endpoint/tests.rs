@@ -63,7 +63,8 @@ fn end_after_turns(core: &Core, endpoint: &Endpoint) -> (Rank, AbortReason) {
     let until = from_now(Duration::from_secs(30));
     while Instant::now() < until {
         let _ = endpoint.hear();
-        if let Some(Error::World(Aborted { rank, reason, .. })) = core.state.status.world_end() {
+        if let Some(Error::World(Aborted { rank, reason, .. })) = core.state.early_ends.world_end()
+        {
             return (rank, reason);
         }
         thread::yield_now();
@@ -126,9 +127,13 @@ fn who_leaves_stays_until_it_is_known_how_the_world_ends() {
     let (core, endpoint) = opened_by(1, Silent::default());
     endpoint.start().expect("a thread");
     let _ = progress::in_turn(|| endpoint.end(gone()));
-    assert_eq!(core.state.status.world_end(), None, "the lowest rank decides");
+    assert_eq!(core.state.early_ends.world_end(), None, "the lowest rank decides");
     endpoint.close(Duration::from_secs(60));
-    assert_eq!(core.state.status.world_end(), Some(gone()), "though the lowest rank says nothing");
+    assert_eq!(
+        core.state.early_ends.world_end(),
+        Some(gone()),
+        "though the lowest rank says nothing"
+    );
 }
 
 #[test]
@@ -145,7 +150,7 @@ fn the_lowest_rank_decides_which_end_all_ranks_have() {
     endpoint.hear_proposal(Rank::new(1), &end(1));
     assert_eq!(messages(&endpoint), [MessageKind::End], "it is told of the first");
     endpoint.hear_end(Rank::new(1), &end(1));
-    assert_eq!((messages(&endpoint), core.state.status.world_end()), (vec![], Some(end(2))));
+    assert_eq!((messages(&endpoint), core.state.early_ends.world_end()), (vec![], Some(end(2))));
     assert_eq!(core.end(end(0)), end(2));
 }
 
@@ -155,11 +160,11 @@ fn an_end_that_is_not_of_the_lowest_rank_is_passed_on_to_it_once() {
     endpoint.hear_end(Rank::new(2), &gone());
     assert_eq!(messages(&endpoint), [MessageKind::Hello, MessageKind::End]);
     endpoint.hear_end(Rank::new(2), &gone());
-    assert_eq!((messages(&endpoint), core.state.status.world_end()), (vec![], Some(gone())));
+    assert_eq!((messages(&endpoint), core.state.early_ends.world_end()), (vec![], Some(gone())));
     let (core, endpoint) = opened_by(1, Silent::default());
     endpoint.hear_end(Rank::new(0), &gone());
     assert_eq!(messages(&endpoint), [MessageKind::Hello], "the lowest rank knows its own");
-    assert_eq!(core.state.status.world_end(), Some(gone()));
+    assert_eq!(core.state.early_ends.world_end(), Some(gone()));
 }
 
 #[test]
@@ -231,7 +236,7 @@ fn a_rank_whose_connection_has_ended_is_unreachable_unless_its_process_is_known_
     let lost = Some(loss(1, Cause::Ended("its connection ended".to_owned())));
     let (core, endpoint) = opened(Silent { lost, ..Silent::default() });
     let _ = endpoint.hear();
-    assert_eq!(core.state.status.world_end(), None, "it is looked at again");
+    assert_eq!(core.state.early_ends.world_end(), None, "it is looked at again");
     let (rank, reason) = end_after_turns(&core, &endpoint);
     let problem = "its connection ended".into();
     assert_eq!((rank, reason), (Rank::new(1), AbortReason::Unreachable { problem }));
@@ -254,12 +259,12 @@ fn no_rank_is_late_while_its_messages_may_wait_in_a_silent_process() {
     let (core, endpoint) = opened(Silent { silent, ..Silent::default() });
     let reason = AbortReason::Unreachable { problem: "it does not answer".into() };
     endpoint.await_forwarder();
-    assert_eq!(core.state.status.world_end(), Some(core.state.ended_by(Rank::new(2), reason)));
+    assert_eq!(core.state.early_ends.world_end(), Some(core.state.ended_by(Rank::new(2), reason)));
     assert_eq!(messages(&endpoint), [MessageKind::End], "that this rank hears nothing");
 
     let (core, endpoint) = opened(Silent::default());
     endpoint.await_forwarder();
-    assert_eq!(core.state.status.world_end(), None, "messages pass, and a rank may be late");
+    assert_eq!(core.state.early_ends.world_end(), None, "messages pass, and a rank may be late");
 }
 
 /// As if the process that forwards all messages were stopped until this rank asks it: nothing

@@ -99,7 +99,7 @@ impl Progress {
             MessageKind::Left => {
                 self.comparer.left.insert(from, header::read(encoded)?);
                 endpoint.state.record(from).leave();
-                endpoint.state.status.ring();
+                endpoint.state.early_ends.ring();
                 self.look_at_all(endpoint);
             }
             MessageKind::Hello => {

@@ -16,7 +16,7 @@ fn circle() -> (Arc<Core>, [Arc<SharedOperation>; 3]) {
 /// The error with which the world ended after rank 0 looked for a circle.
 fn looked(core: &Core) -> Option<Error> {
     core.end_if_circle(Rank::new(0));
-    core.state.status.world_end()
+    core.state.early_ends.world_end()
 }
 
 #[test]

@@ -9,10 +9,9 @@ use std::time::{Duration, Instant};
 use std::{io, thread};
 
 use nix::sys::signal::{Signal, killpg};
-use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 
-use super::frame::{LauncherOrder, LineWindow, OutputStream, cost, each_line, send};
+use super::frame::{LauncherOrder, LineWindow, await_end, cost, each_line, pipes_of, send};
 use super::job::LaunchJob;
 use super::ranks::{AttendantSocket, JobEvent, News};
 use super::start_thread;
@@ -105,16 +104,8 @@ impl LaunchAttempt<'_> {
     /// Shows the lines that a started process itself writes, such as mpirun's messages. Clones of
     /// `open` live until the last line.
     fn show(&self, child: &mut Child, open: &Sender<()>) -> io::Result<()> {
-        let stdout = child
-            .stdout
-            .take()
-            .map(|it| (OutputStream::Stdout, Box::new(it) as Box<dyn io::Read + Send>));
-        let stderr = child
-            .stderr
-            .take()
-            .map(|it| (OutputStream::Stderr, Box::new(it) as Box<dyn io::Read + Send>));
         let name = self.job.starter().unwrap_or_default();
-        for (stream, from) in stdout.into_iter().chain(stderr) {
+        for (stream, from) in pipes_of(child) {
             let terminal = Arc::clone(self.terminal);
             let open = open.clone();
             let window = Arc::new(LineWindow::new());
@@ -136,8 +127,7 @@ impl LaunchAttempt<'_> {
         let attempt = self.number;
         let events = events.clone();
         start_thread(move || {
-            let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
-            while let Err(nix::Error::EINTR) = waitid(Id::Pid(pid), flags) {}
+            await_end(pid);
             let _ =
                 events.send(News { attempt: Some(attempt), event: JobEvent::Started { place } });
         })

@@ -3,7 +3,7 @@
 
 use std::error::Error;
 use std::ffi::OsString;
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -16,17 +16,16 @@ use std::{env, fs};
 
 use clap::Args;
 use nix::sys::signal::{Signal, killpg};
-use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 use signal_hook::iterator::Signals;
 
 use super::frame::{
-    AttendantFrame, LauncherOrder, LineWindow, OutputStream, cost, each_line, receive, send,
+    AttendantFrame, LauncherOrder, LineWindow, await_end, cost, each_line, pipes_of, receive, send,
 };
 use super::job::{LAUNCHED, SOCKET, mortal, own_rank, split};
 use super::ranks::check_peer;
 use super::supervisor::ProcessEnd;
-use super::{FORWARDED, start_thread};
+use super::{FORWARDED, REFUSED, start_thread};
 use crate::CommandOutcome;
 
 /// Options of `hsdp launch-rank`.
@@ -51,9 +50,6 @@ const LINES_FIRST: Duration = Duration::from_millis(500);
 /// Time that a message on stderr may take.
 const MESSAGE: Duration = Duration::from_secs(2);
 
-/// Exit code of an attendant that could not run its command.
-const REFUSED: u8 = 2;
-
 /// Runs the command to its end. Prints an error here, because stderr belongs to the launcher and
 /// its reader may block.
 pub(crate) fn run(options: &RankArgs) -> Result<CommandOutcome, Box<dyn Error>> {
@@ -76,8 +72,8 @@ fn attend(options: &RankArgs) -> Result<CommandOutcome, Box<dyn Error>> {
     let group: CommandGroup = Arc::new(Mutex::new(Some(pid)));
     pass_on_signals(&group)?;
     let window = Arc::new(LineWindow::new());
-    let launched = LaunchedCommand { group: Arc::clone(&group), window: Arc::clone(&window) };
-    let dismissed = obey(launcher.try_clone()?, socket, launched)?;
+    let orders = launcher.try_clone()?;
+    let dismissed = obey(orders, socket, Arc::clone(&group), Arc::clone(&window))?;
     let words: LauncherSocket = Arc::new(Mutex::new(launcher));
     let pipes = Pipes::of(&mut child, &words, &window)?;
     let end = bury(&mut child, &group)?;
@@ -138,29 +134,28 @@ pub(super) fn say(words: &LauncherSocket, frame: &AttendantFrame) -> io::Result<
     send(&*words.lock().unwrap_or_else(PoisonError::into_inner), frame)
 }
 
-/// The parts of a command that the launcher's orders affect.
-struct LaunchedCommand {
-    group: CommandGroup,
-    window: Arc<LineWindow>,
-}
-
 /// Carries out the orders of the launcher. If the launcher has died, kills the command. The channel
 /// closes after that, or when the launcher permits this process to end.
-fn obey(launcher: UnixStream, socket: PathBuf, of: LaunchedCommand) -> io::Result<Receiver<()>> {
+fn obey(
+    launcher: UnixStream,
+    socket: PathBuf,
+    group: CommandGroup,
+    window: Arc<LineWindow>,
+) -> io::Result<Receiver<()>> {
     let (serving, dismissed) = mpsc::channel::<()>();
     start_thread(move || {
         let _serving = serving;
         loop {
             match receive(&launcher) {
-                Ok(LauncherOrder::Signal(signal)) => signal_group(&of.group, signal),
-                Ok(LauncherOrder::Taken(bytes)) => of.window.give(bytes as usize),
+                Ok(LauncherOrder::Signal(signal)) => signal_group(&group, signal),
+                Ok(LauncherOrder::Taken(bytes)) => window.give(bytes as usize),
                 // The launcher sends `Begin` and `Refuse` only before the command runs.
                 Ok(LauncherOrder::Begin | LauncherOrder::Refuse | LauncherOrder::Leave) => {
-                    return of.window.close();
+                    return window.close();
                 }
                 Err(_) => {
-                    signal_group(&of.group, Signal::SIGKILL as i32);
-                    of.window.close();
+                    signal_group(&group, Signal::SIGKILL as i32);
+                    window.close();
                     return tidy(&socket);
                 }
             }
@@ -199,8 +194,7 @@ fn signal_group(group: &CommandGroup, signal: i32) {
 fn bury(child: &mut Child, group: &CommandGroup) -> Result<ProcessEnd, Box<dyn Error>> {
     let pid = *group.lock().unwrap_or_else(PoisonError::into_inner);
     let pid = pid.ok_or("the command was waited for already")?;
-    let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
-    while let Err(nix::Error::EINTR) = waitid(Id::Pid(pid), flags) {}
+    await_end(pid);
     signal_group(group, Signal::SIGKILL as i32);
     group.lock().unwrap_or_else(PoisonError::into_inner).take();
     Ok(ProcessEnd::of(child.wait()?))
@@ -230,11 +224,7 @@ impl Pipes {
     ) -> io::Result<Self> {
         let (open, drained) = mpsc::channel::<()>();
         let sending = Arc::<AtomicUsize>::default();
-        let pipe = |stream, pipe: Option<Box<dyn Read + Send>>| pipe.map(|pipe| (stream, pipe));
-        let stdout = child.stdout.take().map(|it| Box::new(it) as _);
-        let stderr = child.stderr.take().map(|it| Box::new(it) as _);
-        let pipes = [pipe(OutputStream::Stdout, stdout), pipe(OutputStream::Stderr, stderr)];
-        for (stream, from) in pipes.into_iter().flatten() {
+        for (stream, from) in pipes_of(child) {
             let words = Arc::clone(words);
             let open = open.clone();
             let sending = Arc::clone(&sending);

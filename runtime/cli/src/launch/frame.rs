@@ -7,9 +7,12 @@
 //! launcher has not yet written, so the launcher learns of the end of a command even if the reader
 //! of its output blocks.
 
-use std::io::{self, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::process::Child;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -100,36 +103,34 @@ pub(super) fn receive<T: DeserializeOwned>(mut from: impl Read) -> io::Result<T>
 /// # Errors
 /// The error of reading, or the error of `line`.
 pub(super) fn each_line(
-    mut from: impl Read,
+    from: impl Read,
     mut line: impl FnMut(Vec<u8>) -> io::Result<()>,
 ) -> io::Result<()> {
-    let mut open: Vec<u8> = Vec::new();
-    let mut read = vec![0; 8 << 10];
+    let mut from = BufReader::new(from);
     loop {
-        let len = match from.read(&mut read) {
-            Ok(0) => break,
-            Ok(len) => len,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(error),
-        };
-        open.extend(&read[..len]);
-        while let Some(len) = end(&open) {
-            let mut whole: Vec<u8> = open.drain(..len).collect();
-            if whole.last() == Some(&b'\n') {
-                whole.pop();
-            }
-            line(whole)?;
+        let mut whole = Vec::new();
+        let len = from.by_ref().take(MAX_LINE as u64).read_until(b'\n', &mut whole)?;
+        if len == 0 {
+            return Ok(());
         }
+        if whole.last() == Some(&b'\n') {
+            whole.pop();
+        }
+        line(whole)?;
     }
-    if open.is_empty() { Ok(()) } else { line(open) }
 }
 
-/// Returns the length of the first line with its newline, or of the part at which a long line is
-/// cut.
-fn end(open: &[u8]) -> Option<usize> {
-    let searched = &open[..open.len().min(MAX_LINE)];
-    let line = searched.iter().position(|byte| *byte == b'\n').map(|at| at + 1);
-    line.or((open.len() > MAX_LINE).then_some(MAX_LINE))
+/// Takes the pipes that a child writes to.
+pub(super) fn pipes_of(child: &mut Child) -> Vec<(OutputStream, Box<dyn Read + Send>)> {
+    let stdout = child.stdout.take().map(|it| (OutputStream::Stdout, Box::new(it) as _));
+    let stderr = child.stderr.take().map(|it| (OutputStream::Stderr, Box::new(it) as _));
+    stdout.into_iter().chain(stderr).collect()
+}
+
+/// Waits until a child has ended. Does not reap it, so its pid stays valid.
+pub(super) fn await_end(child: Pid) {
+    let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
+    while let Err(nix::Error::EINTR) = waitid(Id::Pid(child), flags) {}
 }
 
 /// Free part of [`WINDOW`].

@@ -242,7 +242,7 @@ fn contrary() -> impl Iterator<Item = OsString> {
     })
 }
 
-/// ExecArgs of `hsdp launch-exec`.
+/// Options of `hsdp launch-exec`.
 #[derive(Args, Debug)]
 pub(crate) struct ExecArgs {
     /// Pid of the process that started this one

@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::fs::Permissions;
 use std::io::{self, BufReader, Read};
-use std::ops::Range;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -189,14 +188,14 @@ fn locked(claims: &Mutex<Claims>) -> MutexGuard<'_, Claims> {
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     attempt: u32,
-    ranks: Range<u32>,
+    ranks: u32,
     taken: HashSet<u32>,
 }
 
 impl Claims {
     /// Returns the claims at the start of an attempt.
     pub(super) fn of(attempt: u32, ranks: u32) -> Self {
-        Self { attempt, ranks: 0..ranks, taken: HashSet::new() }
+        Self { attempt, ranks, taken: HashSet::new() }
     }
 
     /// Claims a rank.
@@ -207,8 +206,8 @@ impl Claims {
         if attempt != self.attempt {
             return Err(format!("attempt {attempt} is over, or not begun"));
         }
-        if !self.ranks.contains(&rank) {
-            return Err(format!("the job has {} ranks", self.ranks.end));
+        if rank >= self.ranks {
+            return Err(format!("the job has {} ranks", self.ranks));
         }
         if !self.taken.insert(rank) {
             return Err("another process runs the rank".to_owned());

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
@@ -73,7 +73,8 @@ impl Terminal {
     ) -> Result<(), String> {
         let Some(folder) = &self.folder else { return Ok(()) };
         let folder = folder.join(format!("attempt-{attempt}"));
-        fs::create_dir_all(&folder).map_err(|error| cannot_make(&folder, &error))?;
+        fs::create_dir_all(&folder)
+            .map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
         let mut logs = HashMap::new();
         let names = (0..ranks).map(|rank| (rank.to_string(), format!("rank-{rank}.log")));
         let starter = starter.map(|name| (name.to_owned(), format!("{name}.log")));
@@ -177,10 +178,6 @@ fn is_one_file(files: &StreamFiles) -> io::Result<bool> {
     let stdout = files.stdout.metadata()?;
     let stderr = files.stderr.metadata()?;
     Ok((stdout.dev(), stdout.ino()) == (stderr.dev(), stderr.ino()))
-}
-
-fn cannot_make(path: &Path, error: &io::Error) -> String {
-    format!("cannot make {}: {error}", path.display())
 }
 
 /// Pause when a nonblocking stream has no room.

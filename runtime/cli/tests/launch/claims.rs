@@ -39,7 +39,7 @@ impl Waiting {
             folder.path().display()
         );
         let launch = command(&[&NCCL[..], &["-n", "2", "--", "sh", "-c", &script]].concat());
-        let mut open = job::within(shell, &launch);
+        let mut open = job::in_shell(shell, &launch);
         open.env("TMPDIR", folder.path()).current_dir(folder.path());
         let mut job = Job::spawn(open);
         assert_eq!(job.lines(2), ["[0] up\n", "[1] up\n"]);

@@ -36,7 +36,7 @@ pub(crate) fn ran(options: &[&str], script: &str) -> Said {
 }
 
 /// Returns a script of `sh` that begins a job by `exec "$@"`. The variables of the job are not set.
-pub(crate) fn within(script: &str, job: &Command) -> Command {
+pub(crate) fn in_shell(script: &str, job: &Command) -> Command {
     let mut shell = Command::new("sh");
     shell.args(["-c", script, "sh"]).arg(job.get_program()).args(job.get_args());
     shell

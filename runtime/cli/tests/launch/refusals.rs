@@ -2,7 +2,7 @@
 
 use tempfile::TempDir;
 
-use crate::job::{command, within};
+use crate::job::{command, in_shell};
 use crate::program::{Said, hsdp, output};
 
 #[test]
@@ -83,7 +83,7 @@ fn root_has_to_allow_itself() {
 /// Runs a job of 40 ranks under limits of open files.
 fn limited(limits: &str) -> Said {
     let job = command(&["launch", "--comm", "nccl", "-n", "40", "--", "sh", "-c", "ulimit -Sn"]);
-    output(&mut within(&format!("{limits}; exec \"$@\""), &job))
+    output(&mut in_shell(&format!("{limits}; exec \"$@\""), &job))
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn more_ranks_than_open_files_raise_the_limit_or_are_refused() {
 fn a_limit_of_memory_is_an_error_and_no_panic() {
     for most in [20_000, 30_000, 40_000, 60_000] {
         let job = command(&["launch", "--comm", "nccl", "-n", "8", "--grace", "1", "--", "true"]);
-        let mut limited = within(&format!("ulimit -v {most}; exec \"$@\""), &job);
+        let mut limited = in_shell(&format!("ulimit -v {most}; exec \"$@\""), &job);
         let output = limited.output().expect("it starts");
         let told = String::from_utf8_lossy(&output.stderr);
         // A thread without memory for the stack of its signals panics in the standard library,

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use crate::job::{Job, NCCL, command, ran, until_ended, until_gone, within};
+use crate::job::{Job, NCCL, command, in_shell, ran, until_ended, until_gone};
 use crate::mpi::with_mpirun;
 use crate::output::until_still;
 
@@ -154,7 +154,7 @@ fn both_streams_in_one_pipe_that_stands_still_do_not_keep_the_job() {
         let script = fill + "(fill >&2) & fill; wait";
         let launch =
             command(&[&NCCL[..], &["-n", "1", "--grace", "1", "--", "sh", "-c", &script]].concat());
-        let mut one = within("exec \"$@\" 2>&1", &launch);
+        let mut one = in_shell("exec \"$@\" 2>&1", &launch);
         let mut child = one.stdout(Stdio::piped()).spawn().expect("starts");
         until_still(&notes.of(0));
         let pid = nix::unistd::Pid::from_raw(i32::try_from(child.id()).expect("a number"));
@@ -201,7 +201,7 @@ fn a_signal_that_was_ignored_from_the_start_stays_ignored() {
     let go = folder.path().join("go");
     let script = format!("echo up; until [ -e {} ]; do sleep 0.02; done", go.display());
     let launch = command(&[&NCCL[..], &["-n", "1", "--", "sh", "-c", &script]].concat());
-    let mut job = Job::spawn(within("trap '' HUP; exec \"$@\"", &launch));
+    let mut job = Job::spawn(in_shell("trap '' HUP; exec \"$@\"", &launch));
     assert_eq!(job.lines(1), ["[0] up\n"]);
     job.signal(Signal::SIGHUP);
     fs::write(go, "").expect("written");

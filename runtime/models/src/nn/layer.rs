@@ -50,7 +50,7 @@ fn gradients<const N: usize>(
 /// Implements candle's trait of ops with as many inputs as there are gradients.
 macro_rules! custom_op {
     (
-        $op:ident, $count:literal, $tracked:ty,
+        $op:ident, $count:literal, $gradients:ty,
         $($input:ident: $layout:ident => $gradient:ident),+
     ) => {
         impl<L: CpuLayer<$count>> $op for LayerOp<L> {
@@ -70,7 +70,7 @@ macro_rules! custom_op {
                 $($input: &Tensor,)+
                 _output: &Tensor,
                 g: &Tensor,
-            ) -> Result<$tracked> {
+            ) -> Result<$gradients> {
                 let [$($gradient),+] = gradients(&self.0, [$($input),+], g)?;
                 Ok(($($gradient),+))
             }
@@ -78,11 +78,11 @@ macro_rules! custom_op {
     };
 }
 
-type Tracked = Option<Tensor>;
+type InputGradient = Option<Tensor>;
 
-custom_op!(CustomOp1, 1, Tracked, x: layout => of_x);
-custom_op!(CustomOp2, 2, (Tracked, Tracked), a: a_layout => of_a, b: b_layout => of_b);
+custom_op!(CustomOp1, 1, InputGradient, x: layout => of_x);
+custom_op!(CustomOp2, 2, (InputGradient, InputGradient), a: a_layout => of_a, b: b_layout => of_b);
 custom_op!(
-    CustomOp3, 3, (Tracked, Tracked, Tracked),
+    CustomOp3, 3, (InputGradient, InputGradient, InputGradient),
     a: a_layout => of_a, b: b_layout => of_b, c: c_layout => of_c
 );

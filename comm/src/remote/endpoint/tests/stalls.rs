@@ -55,7 +55,7 @@ fn ends(calls: [&[usize]; 3], waits: impl Fn(Rank) -> bool + Sync) -> Vec<Error>
             let barrier = world.world_group(Channel::User).barrier(Tag::default());
             return Ok(barrier.and_then(Pending::wait).expect_err("it is never complete"));
         }
-        Ok::<_, RankFailure>(handle.own.status().sleep(LONG, || false).expect("the world ends"))
+        Ok::<_, RankFailure>(handle.own.early_ends().sleep(LONG, || false).expect("the world ends"))
     });
     ends.into_iter().map(|end| end.expect("no panic")).collect()
 }
@@ -94,7 +94,7 @@ fn the_deadline_of_a_device_names_the_rank_that_has_made_fewer_calls() {
         let calls = if rank.index() == 2 { 1 } else { 2 };
         (0..calls).for_each(|sequence| note_operation(&world, &call(sequence, 8)));
         if rank.index() == 2 {
-            return Ok(handle.own.status().sleep(LONG, || false).expect("the world ends"));
+            return Ok(handle.own.early_ends().sleep(LONG, || false).expect("the world ends"));
         }
         let wait = wait_in(1, rank);
         handle.own.record.wait_on_device(Some(wait.clone()));
@@ -128,7 +128,7 @@ fn a_comparer_that_is_silent_is_the_culprit() {
     assert_eq!(endpoint.await_culprit(key), Err(Rank::new(0)));
     assert!(started.elapsed() >= Duration::from_secs(1));
     core.end_late_on_device(Rank::new(1), &wait_in(0, Rank::new(1)));
-    let Some(Error::World(Aborted { rank, reason, .. })) = core.state.status.world_end() else {
+    let Some(Error::World(Aborted { rank, reason, .. })) = core.state.early_ends.world_end() else {
         panic!("it ends")
     };
     assert_eq!(rank, Rank::new(0));
