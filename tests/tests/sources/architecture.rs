@@ -225,11 +225,15 @@ fn steps_below<'a>(page: &'a str, heading: &str) -> Vec<(&'a str, Vec<&'a str>)>
 /// `impl` and names the type.
 fn has_function(code: &str, function: &str) -> bool {
     let (owner, name) = function.rsplit_once("::").unwrap_or(("", function));
-    let mut block = "";
+    let mut block = String::new();
     let begin = format!("fn {name}");
     code.lines().any(|line| {
+        // A long header takes several lines.
+        let continues = block.starts_with("impl") && !block.contains('{');
         if line.starts_with("impl") || line.starts_with('}') {
-            block = line;
+            block = line.to_owned();
+        } else if continues {
+            block += line;
         }
         let is_it = line.split(&begin).nth(1).is_some_and(|rest| rest.starts_with(['(', '<']));
         let owned = block.split(|it: char| !it.is_alphanumeric()).any(|word| word == owner);
@@ -239,8 +243,9 @@ fn has_function(code: &str, function: &str) -> bool {
 
 #[test]
 fn a_function_is_told_apart_from_one_of_another_type() {
-    let code = "fn a() {}\nimpl<T> One for Two<T> {\n    pub fn b<X>(self) {}\n}\nfn c() {}\n";
-    for there in ["a", "One::b", "Two::b", "c"] {
+    let code = "fn a() {}\nimpl<T> One for Two<T> {\n    pub fn b<X>(self) {}\n}\nfn c() {}\n\
+        impl<T>\n    One for Four<T>\n{\n    fn e() {}\n}\n";
+    for there in ["a", "One::b", "Two::b", "c", "Four::e"] {
         assert!(has_function(code, there), "{there}");
     }
     for absent in ["b", "One::a", "Three::b", "Two::c", "d"] {
