@@ -65,7 +65,8 @@ impl Checkpoints {
     ///
     /// # Errors
     /// [`Error::Checkpoint`] on all ranks if another job holds the lease, rank 0 cannot write to
-    /// the directory, or ranks have another [`Content`], [`OtherOptions`] or [`OtherParameters`],
+    /// the directory, or ranks have another [`Content`],
+    /// [`OtherOptions`](super::OtherOptions) or [`OtherParameters`](super::OtherParameters),
     /// or open it in another way; [`Error::Options`] if a parameter has a name that checkpoints
     /// reserve; [`Error::Comm`] if the communication fails.
     pub fn open(
