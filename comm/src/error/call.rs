@@ -34,7 +34,7 @@ pub enum CallError {
         /// The problem with the list.
         problem: &'static str,
     },
-    /// The world has no such rank, whether it exists or is to be made.
+    /// A world that runs, or one that a caller wants to make, has no such rank.
     #[error("rank {rank} of a world of {size}: ranks are numbered from 0 to the size less 1")]
     BadRank {
         /// The rank, as given.

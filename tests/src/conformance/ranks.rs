@@ -143,8 +143,8 @@ fn job() -> Option<Job> {
     JOB.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// As many processes as the mesh has ranks make a world; each of them gets the results of all. The
-/// others fail.
+/// Makes a world of the processes that the mesh has ranks for, and gives each of them the results
+/// of all. Further processes fail.
 #[cfg(feature = "mpi")]
 fn on_processes<T: Serialize + DeserializeOwned>(
     mesh: Mesh,

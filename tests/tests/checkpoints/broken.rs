@@ -1,4 +1,4 @@
-//! A checkpoint that is broken is told of, and an older one used; a load that fails changes
+//! Broken checkpoints: an error names each, an older one is used, and a load that fails changes
 //! nothing.
 
 use std::fs::{self, OpenOptions};

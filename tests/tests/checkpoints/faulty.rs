@@ -1,5 +1,4 @@
-//! A file system of which the k-th operation fails, or at which the process dies, or the power
-//! goes.
+//! A file system with a fault at its k-th operation: it fails, the process dies, or the power goes.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -1,5 +1,5 @@
-//! A folder of a model, as others write it, becomes a sharded model of which no rank has ever had
-//! the whole.
+//! Imports of a model's folder, as other programs write it, into a sharded model. No rank ever
+//! holds the whole model.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -98,8 +98,8 @@ fn all_that_is_missing_reshaped_or_left_over_is_listed_at_once() {
     }
 }
 
-/// Two parameters may be one tensor; what none is, is told; and files may be links, as they are
-/// where others keep models.
+/// Imports two parameters from one tensor, names a tensor that no parameter has, and follows links
+/// to files, as other programs keep them.
 #[test]
 fn tensors_may_be_shared_or_left_over_and_files_linked() {
     let folder = tempfile::tempdir().expect("a folder");

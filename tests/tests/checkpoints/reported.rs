@@ -22,8 +22,8 @@ fn options() -> ModelOptions {
     ModelOptions::on(mesh(1, RANKS))
 }
 
-/// Checkpoints of which the `failing`-th save fails: rank 1 cannot make its first file of it,
-/// counted from 0.
+/// Opens checkpoints. Their `failing`-th save, counted from 0, fails, because rank 1 cannot make
+/// its first file.
 fn failing_once(training: &Training, root: &Path, failing: u64) -> Result<Checkpoints, Error> {
     let rank = training.model.rank().index();
     let saves = AtomicU64::new(0);

@@ -78,8 +78,8 @@ fn differentiated(
     Ok((loss, backward.gradient(cotangent)?))
 }
 
-/// Inputs of which no two ranks' elements are nearer than several steps: a mix of signs, around 1
-/// in size.
+/// Returns inputs whose elements differ between any two ranks by several steps: signs are mixed,
+/// and sizes around 1.
 fn apart(size: usize, len: usize) -> Vec<Vec<f64>> {
     let mut rng = ChaCha8Rng::seed_from_u64(size as u64);
     let mut inputs = vec![vec![0.0; len]; size];

@@ -127,8 +127,8 @@ fn what_travels_keeps_its_bits() {
     }
 }
 
-/// So many ranks that the number of those who hold the largest is none of the elements' dtype. A
-/// world that counts plays them: each brings what this one does.
+/// Tests a number of ranks that no dtype of the elements can hold exactly. A counting world plays
+/// the others: each brings the elements of this rank.
 #[test]
 fn many_holders_are_counted_exactly() {
     let of_bf16 = 257;
@@ -146,8 +146,8 @@ fn ones_summed<T: Differentiable>(ranks: usize) -> f64 {
     sum.expect("issued").wait().expect("summed")[0].to_f64()
 }
 
-/// The gradient of the largest of `ranks` equal numbers, of which one has the cotangent 1: in f64,
-/// so that it is the count alone that is seen.
+/// Returns the gradient of the largest of `ranks` equal numbers, where one has the cotangent 1. It
+/// is in f64, so that only the count shows.
 fn share_of_one<T: Differentiable>(ranks: usize, number: T) -> f64 {
     let world = World::counting(ranks, Rank::new(0)).expect("a world");
     let group = world.world_group(Channel::User);

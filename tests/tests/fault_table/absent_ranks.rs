@@ -70,8 +70,8 @@ fn train(model: &mut ShardedModel, batches: u64) -> Result<EndOfRun, Error> {
     }
 }
 
-/// What one rank ends with that sees, in each of `steps` steps, the batches of all; in the fourth,
-/// those of `last`.
+/// Returns the parameters of one rank that trains on the batches of all in each of `steps` steps,
+/// and on the batches of `last` in the fourth.
 fn reference(steps: u64, last: &[usize]) -> Parameters {
     let options = ModelOptions::on(Mesh::SINGLE);
     let model = springs::model(World::single(), &options);

@@ -258,7 +258,7 @@ fn groups_whose_split_fails_join_by_ids_of_their_own() {
 }
 
 /// Runs another test of this file in a process of its own, in which this variable is set to 3.
-/// Nothing is run where NCCL is not emulated: it does not know the variable, and has no such
+/// Runs a test with a variable of the emulated NCCL. Skips it with the real one, which has no such
 /// faults.
 fn run_with(variable: &str, test: &str) {
     if env::var_os("HSDP_EMULATED").is_none() {

@@ -71,8 +71,8 @@ fn muon_exchanges_matrices() {
     assert!(plan.memory().update.get() >= 4 * 40 * 24);
 }
 
-/// The same of Adafactor: a value of each row, each column and each parameter, and then of each
-/// parameter.
+/// Compares Adafactor's sums with the plan: a value of each row, each column and each parameter,
+/// and then of each parameter.
 #[test]
 fn adafactor_adds_up_sums() {
     let plan = Plan::new(spec(Recipe::Adafactor), mesh(1, 4), PlanOptions::default());

@@ -8,8 +8,8 @@ use crate::exchange::{lost, wait_for};
 use crate::way::{Direction, Spot, Way};
 use crate::world::{LONG, Ticks, World, quick};
 
-/// The members of a world, the last of which is lost for a changed message, and the address at
-/// which that one has connected.
+/// Returns the members of a world, and the address from which the last one has connected. A changed
+/// message loses that member.
 fn changed(direction: Direction, spot: Spot) -> (Vec<Membership>, String) {
     let world = World::of(3, quick());
     let (way, members) = Way::in_world(&world);

@@ -267,8 +267,7 @@ fn no_rank_is_late_while_its_messages_may_wait_in_a_silent_process() {
     assert_eq!(core.state.early_ends.world_end(), None, "messages pass, and a rank may be late");
 }
 
-/// As if the process that forwards all messages were stopped until this rank asks it: nothing
-/// arrives before.
+/// A transport that delivers nothing until this rank asks the process that forwards all messages.
 struct Stopped {
     other: Box<dyn Transport>,
     came: VecDeque<(Rank, Buffer)>,

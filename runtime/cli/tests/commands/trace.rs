@@ -9,7 +9,7 @@ use hsdp_comm::{Channel, Error, FlightRecord, RankFailure, Tag, WorldOptions, ex
 use crate::folder::{Folder, json};
 use crate::program::hsdp;
 
-/// Runs a world of three ranks, of which the last panics while the others wait for it.
+/// Runs a world of three ranks. The last one panics while the others wait for it.
 fn failed(folder: &Path) {
     let options = WorldOptions { flight_dir: Some(folder.to_owned()), ..WorldOptions::default() };
     let issued = Barrier::new(3);

@@ -114,8 +114,8 @@ fn reduce(mut pass: Pass<'_>, slope: f32) -> Result<(), Error> {
     pass.finish()
 }
 
-/// What rank 1 is told, which finds no memory before something; rank 0 is told the same of it, and
-/// the next step takes place.
+/// Returns the error of rank 1, which finds no memory before something. Checks that rank 0 gets the
+/// same error, and that the next step takes place.
 fn told(before: Before, accumulation: Accumulation) -> String {
     let options = ModelOptions { accumulation, ..placed(DEVICE, [1, 2]) };
     let meeting = Barrier::new(2);

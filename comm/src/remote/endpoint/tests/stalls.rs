@@ -39,7 +39,7 @@ fn apart(deadline: Duration) -> WorldOptions {
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// The ends of three ranks of which each has made these calls of NCCL. Those that `wait` wait for
+/// Returns the ends of three ranks that have made these calls of NCCL. Those that `wait` wait for
 /// the others in a barrier.
 fn ends(calls: [&[usize]; 3], waits: impl Fn(Rank) -> bool + Sync) -> Vec<Error> {
     let ends = launch(3, apart(LONG), |world| {
