@@ -5,6 +5,7 @@
 #include <ucontext.h>
 
 #include <cmath>
+#include <csetjmp>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -65,37 +66,33 @@ static inline void atomicMin(unsigned long long* least, unsigned long long value
 namespace emulated {
 
 // The threads of a block, each with its own stack. All run up to one `__syncthreads` before any goes on to the next.
+//
+// `swapcontext` would save the signal mask by two system calls each time, so it only enters a stack; `_longjmp` returns to it.
 class Block {
   public:
-    static constexpr std::size_t STACK = 16 << 10;
-
-    Block(void (*body)(void*), void* argument, unsigned threads) : body(body), argument(argument) {
-        current() = this;
-        for (unsigned number = 0; number < threads; ++number) {
-            fibers.push_back(std::make_unique<Fiber>());
-            Fiber& fiber = *fibers.back();
-            getcontext(&fiber.context);
-            fiber.context.uc_stack.ss_sp = stack(number);
-            fiber.context.uc_stack.ss_size = STACK;
-            fiber.context.uc_link = &scheduler;
-            makecontext(&fiber.context, enter, 0);
-        }
-    }
-
-    void run() {
+    // Runs `body` by each thread. Later blocks of this thread of the host reuse the stacks.
+    static void run(void (*body)(void*), void* argument, unsigned threads) {
+        static thread_local Block block;
+        block.body = body;
+        block.argument = argument;
+        while (block.fibers.size() < threads) block.fibers.push_back(std::make_unique<Fiber>());
+        for (unsigned number = 0; number < threads; ++number) block.fibers[number]->state = Fiber::New;
+        current() = &block;
         for (bool goes_on = true; goes_on;) {
             goes_on = false;
-            for (unsigned number = 0; number < fibers.size(); ++number) {
-                if (fibers[number]->is_done) continue;
+            for (unsigned number = 0; number < threads; ++number) {
+                if (block.fibers[number]->state == Fiber::Done) continue;
                 threadIdx.x = number;
-                swapcontext(&scheduler, &fibers[number]->context);
+                block.resume(*block.fibers[number]);
                 goes_on = true;
             }
         }
     }
 
     // Lets the other threads run up to the same point.
-    void meet() { swapcontext(&fibers[threadIdx.x]->context, &scheduler); }
+    void meet() {
+        if (_setjmp(fibers[threadIdx.x]->met) == 0) _longjmp(scheduler, 1);
+    }
 
     static Block*& current() {
         static thread_local Block* block = nullptr;
@@ -103,27 +100,37 @@ class Block {
     }
 
   private:
+    static constexpr std::size_t STACK = 16 << 10;
+
     struct Fiber {
-        ucontext_t context;
-        bool is_done = false;
+        enum { New, Met, Done } state = New;
+        std::jmp_buf met;
+        std::unique_ptr<char[]> stack{new char[STACK]};
     };
 
-    // Later blocks reuse the stacks.
-    static char* stack(unsigned number) {
-        static thread_local std::vector<std::unique_ptr<char[]>> stacks;
-        while (stacks.size() <= number) stacks.emplace_back(new char[STACK]);
-        return stacks[number].get();
+    // Runs a thread up to its next `__syncthreads`, or to its end.
+    void resume(Fiber& fiber) {
+        if (_setjmp(scheduler) != 0) return;
+        if (fiber.state == Fiber::Met) _longjmp(fiber.met, 1);
+        fiber.state = Fiber::Met;
+        ucontext_t entry;
+        getcontext(&entry);
+        entry.uc_stack.ss_sp = fiber.stack.get();
+        entry.uc_stack.ss_size = STACK;
+        makecontext(&entry, enter, 0);
+        setcontext(&entry);
     }
 
     static void enter() {
         Block& block = *current();
         block.body(block.argument);
-        block.fibers[threadIdx.x]->is_done = true;
+        block.fibers[threadIdx.x]->state = Fiber::Done;
+        _longjmp(block.scheduler, 1);
     }
 
     void (*body)(void*);
     void* argument;
-    ucontext_t scheduler;
+    std::jmp_buf scheduler;
     std::vector<std::unique_ptr<Fiber>> fibers;
 };
 
@@ -142,7 +149,7 @@ std::function<void()> launch(void (*kernel)(Arguments...), bool meets, unsigned 
         blockDim.x = block;
         for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x) {
             if (meets) {
-                Block([](void* call) { (*static_cast<Call*>(call))(); }, &call, block).run();
+                Block::run([](void* call) { (*static_cast<Call*>(call))(); }, &call, block);
                 continue;
             }
             for (threadIdx.x = 0; threadIdx.x < block; ++threadIdx.x) call();

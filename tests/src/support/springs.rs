@@ -13,6 +13,7 @@ use hsdp::{
     World,
 };
 use hsdp_sharding::{ModelSpec, Role};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::support::handmade::{self, Handmade, Until};
 use crate::support::models::three_units;
@@ -47,11 +48,8 @@ fn target(name: &str, element: usize, item: u64) -> f32 {
 
 /// A multiple of 1/8 between -2 and 2 that looks arbitrary.
 fn eighths(name: &str, element: usize, item: u64) -> f32 {
-    let mut hash = item.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ element as u64;
-    for byte in name.bytes() {
-        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    }
-    hash ^= hash >> 29;
+    let seed = item.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ element as u64;
+    let hash = xxh3_64_with_seed(name.as_bytes(), seed);
     let step = u8::try_from(hash % 33).expect("below 33");
     (f32::from(step) - 16.0) / 8.0
 }

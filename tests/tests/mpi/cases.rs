@@ -9,8 +9,6 @@ use crate::job::{has, mpirun, run};
 
 pub(crate) const TRIALS: &[Named] = &[
     ("cases::all_pass_on_8_processes", all_pass_on_8_processes),
-    ("cases::on_6_processes_what_needs_more_is_skipped_by_name", || on_fewer(6, 1)),
-    ("cases::on_4_processes_what_needs_more_is_skipped_by_name", || on_fewer(4, 2)),
     ("cases::on_2_processes_what_needs_more_is_skipped_by_name", || on_fewer(2, 62)),
     ("cases::on_1_process_what_needs_more_is_skipped_by_name", || on_fewer(1, 80)),
 ];
