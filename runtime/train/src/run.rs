@@ -22,7 +22,7 @@ pub use self::progress::bar;
 pub use self::report::Report;
 pub(crate) use self::report::RunEnd;
 
-use self::costs::{Counted, RankCosts, StepMessages};
+use self::costs::{Counted, RankCosts};
 use self::evaluation::Evaluations;
 use self::progress::{RunProgress, StepNorms, after_update, before_update};
 use self::saving::{RunSaving, StepEnds};
@@ -91,7 +91,6 @@ pub struct Run<'a, O> {
     counted: Counted,
     /// Costs of the steps, recorded before the program works on the model after the last step.
     costs: Option<RankCosts>,
-    messages: StepMessages,
     /// Number of the next step.
     next: u64,
     step: Option<RunStep>,
@@ -165,7 +164,6 @@ impl<'a, O: Checkpointed> Run<'a, O> {
             progress,
             counted: Counted::default(),
             costs: None,
-            messages: StepMessages::default(),
             next: first,
             step: None,
             was_stopped: false,
@@ -230,7 +228,6 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         let rank = self.model.rank();
         let count = self.options().microbatches;
         let asked = self.setup.is_interrupted();
-        self.messages.begin(self.model.world());
         self.counted.begin(self.model.world());
         let mut step = self.model.begin_step(StepOptions {
             weight_hint: self.training.weight_hint,
@@ -287,7 +284,6 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         let record = StepRecord { step: step.number, loss, grad_norm, tokens, seconds, applied };
         step.stage = RunStage::Updated(record, norms);
         self.counted.end(self.model.world());
-        self.messages.end(self.model.world());
         Ok(updated)
     }
 
