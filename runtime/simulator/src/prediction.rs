@@ -12,7 +12,7 @@ pub use self::placed::{Placed, Placing};
 
 use crate::host::{Microbatches, ModelPlacement};
 use crate::simulation::{Costs, Orders, Timing};
-use crate::{Batch, Computation, Error, Level, Machine, Time};
+use crate::{Batch, Computation, Error, Level, Machine};
 
 /// A step that all ranks make with data.
 #[derive(Clone, Debug)]
@@ -75,24 +75,13 @@ impl Workload {
     /// # Errors
     /// [`Error::TooManyRanks`] if the machine has too few cards and no network;
     /// [`Error::Computation`] for a dtype in which no training computes, and for an update of whole
-    /// matrices, as by Muon; [`Error::TooLong`] for a step of 213 days, the longest [`Time`], or
-    /// longer.
+    /// matrices, as by Muon; [`Error::TooLong`] for a step of 213 days, the longest
+    /// [`Time`](crate::Time), or longer.
     pub fn predict(&self, machine: &Machine) -> Result<Prediction, Error> {
-        Ok(self.prediction(machine, self.placed(machine)?.timing(machine)?))
-    }
-
-    /// Predicts its time alone, many times as fast.
-    ///
-    /// # Errors
-    /// Errors of [`predict`](Self::predict).
-    pub fn time(&self, machine: &Machine) -> Result<Time, Error> {
-        self.placed(machine)?.time(machine)
-    }
-
-    fn placed(&self, machine: &Machine) -> Result<Placed, Error> {
         check_update(&self.plan)?;
         let groups = Arc::new(MeshGroups::new(self.plan.mesh(), machine)?);
-        Placed::among(self, machine, groups)
+        let timing = Placed::among(self, machine, groups)?.timing(machine)?;
+        Ok(self.prediction(machine, timing))
     }
 
     /// Returns the costs of its actions on a machine.

@@ -250,7 +250,8 @@ mod tests {
                 steps.iter().map(|it| placing.place(it).expect("placed")).collect();
             for efficiency in [0.9, 0.3, 1e-3] {
                 for (placed, step) in placed.iter().zip(&steps) {
-                    assert_eq!(placed.time(&machine), step.time(&machine));
+                    let predicted = step.predict(&machine).map(|it| it.timing.step);
+                    assert_eq!(placed.time(&machine), predicted);
                 }
                 // The numbers that a fit changes.
                 for name in crate::StepRow::numbers(&machine) {

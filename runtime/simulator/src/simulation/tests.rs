@@ -90,7 +90,7 @@ fn orders(case: Case, placement: ModelPlacement, absent: &[usize]) -> Orders {
 }
 
 fn total(shares: &Shares) -> Time {
-    Share::ALL.map(|share| shares.of(share)).into_iter().sum()
+    Share::ALL.into_iter().fold(Time::ZERO, |sum, share| sum + shares.of(share))
 }
 
 fn step(case: Case, given: Given) -> u64 {
