@@ -12,7 +12,7 @@ use std::sync::Arc;
 use clap::{Args, ValueEnum};
 use hsdp_sharding::step::{DryRun, Output, Rules, Sequences, UnitOrder};
 use hsdp_sharding::{AfterForward, Flow, Plan, UnitId};
-use hsdp_simulator::{Microbatches, ModelPlacement, Orders, Schedules};
+use hsdp_simulator::{Microbatches, ModelPlacement, Order, Schedules};
 use hsdp_train::{print, print_json};
 use serde_json::{Map, Value, json};
 
@@ -223,14 +223,13 @@ fn line(part: &str, outputs: &[Output]) -> String {
     format!("{part}: {}", words.join(" "))
 }
 
-/// Returns the schedules of a plan in which all ranks have data, and the number of microbatches is
-/// given.
+/// Returns the schedules of a plan, whose number of microbatches is given.
 fn schedules_of(plan: &Plan, options: &PlanArgs) -> Result<Schedules, hsdp_simulator::Error> {
     let placement = match options.device {
         PlanDevice::Cpu => ModelPlacement::Host,
         PlanDevice::Cuda => ModelPlacement::Device,
     };
     let microbatches = Microbatches::Given(options.choices.microbatches);
-    Orders::all_present(&Arc::new(plan.clone()), microbatches, placement)
+    Order::of(&Arc::new(plan.clone()), microbatches, placement)
         .schedules(None, options.device.sequences())
 }

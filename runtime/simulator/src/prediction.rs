@@ -10,8 +10,8 @@ use hsdp_sharding::{ByteCount, MemoryPlan, Offload, Plan, UnitId};
 pub(crate) use self::on_machine::{MeshGroups, OnMachine, PlanSizes, check_update, update_cost};
 pub use self::placed::{Placed, Placing};
 
-use crate::host::{Microbatches, ModelPlacement};
-use crate::simulation::{Costs, Orders, Timing};
+use crate::host::{Microbatches, ModelPlacement, Order};
+use crate::simulation::{Costs, Timing};
 use crate::{Batch, Computation, Error, Level, Machine};
 
 /// A step that all ranks make with data.
@@ -94,10 +94,10 @@ impl Workload {
         OnMachine::of(&self.computation, &self.batch, &sizes, machine, groups)
     }
 
-    /// Returns the orders of all ranks on a machine.
+    /// Returns its order on a machine.
     #[must_use]
-    pub fn orders(&self, machine: &Machine) -> Orders {
-        Orders::all_present(&self.plan, self.microbatches, placement(machine))
+    pub fn order(&self, machine: &Machine) -> Order {
+        Order::of(&self.plan, self.microbatches, placement(machine))
     }
 
     /// Returns the prediction with a time that is known.
