@@ -127,37 +127,26 @@ impl<'a> Setup<'a> {
     /// [`Checkpoints::open`](hsdp::checkpoint::Checkpoints::open).
     pub fn start<O: Checkpointed>(
         self,
-        model: ShardedModel,
-        optimizer: O,
-        training: Training,
-    ) -> Result<Run<'a, O>, Failure> {
-        Run::start(self, model, optimizer, training)
-    }
-}
-
-impl<'a, O: Checkpointed> Run<'a, O> {
-    fn start(
-        setup: Setup<'a>,
         mut model: ShardedModel,
         mut optimizer: O,
         training: Training,
-    ) -> Result<Self, Failure> {
-        let options = setup.options();
+    ) -> Result<Run<'a, O>, Failure> {
+        let options = self.options();
         let mut evaluations = Evaluations::new(training.evaluation.clone(), training.better);
-        training.evaluation.check().map_err(|problem| setup.refused(problem))?;
+        training.evaluation.check().map_err(|problem| self.refused(problem))?;
         let Training { steps, batches, content, evaluation, better, .. } = &training;
         let compared = format!("{steps} steps, {batches}, {content:?}, {evaluation:?}, {better:?}");
-        setup.compare("training", &compared)?;
+        self.compare("training", &compared)?;
         let mut saving = RunSaving::open(&model, options, &training)?;
         if let Some(saving) = saving.as_mut().filter(|_| options.resume) {
             saving.resume(&mut model, &mut optimizer, &mut evaluations)?;
         }
         let first = model.committed_steps();
-        let progress = setup.is_first().then(|| RunProgress::new(training.steps, &setup));
-        let mut run = Self {
+        let progress = self.is_first().then(|| RunProgress::new(training.steps, &self));
+        let mut run = Run {
             model,
             optimizer,
-            setup,
+            setup: self,
             training,
             saving,
             evaluations,
@@ -181,7 +170,9 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         }
         Ok(run)
     }
+}
 
+impl<'a, O: Checkpointed> Run<'a, O> {
     /// Ends the step before, and returns the number of the next one, from 0. Ending a step records
     /// it, and saves a checkpoint if one is due. Returns `None` after the last step, after a
     /// signal, and when evaluations no longer improve.
@@ -215,7 +206,7 @@ impl<'a, O: Checkpointed> Run<'a, O> {
     ///
     /// # Errors
     /// The error of `microbatch`; errors of [`ShardedModel::begin_step`] and of
-    /// [`RunStep::finish`](hsdp::Step::finish). [`Failure::Work`] if no step has begun.
+    /// [`Step::finish`](hsdp::Step::finish). [`Failure::Work`] if no step has begun.
     pub fn gradients<E: Into<Failure>>(
         &mut self,
         mut microbatch: impl FnMut(Pass<'_>, Place) -> Result<(), E>,
