@@ -76,14 +76,6 @@ pub struct Messages {
 }
 
 impl Messages {
-    /// The larger of each number.
-    #[must_use]
-    pub fn most(self, other: Self) -> Self {
-        let one = self.counts();
-        let other = other.counts();
-        Self::of(array::from_fn(|kind| one[kind].max(other[kind])))
-    }
-
     fn counts(self) -> [u64; 4] {
         [self.data, self.control, self.background, self.forwarded]
     }

@@ -88,7 +88,7 @@ impl Step {
     ) -> Result<Time, hsdp_simulator::Error> {
         let costs = self.workload.costs(machine)?;
         let linked = Linked { costs, links, received: self.received };
-        Ok(simulate(&self.workload.orders(machine), &linked)?.step)
+        Ok(simulate(&self.workload.order(machine), &linked)?.step)
     }
 }
 

@@ -1,8 +1,8 @@
 //! The tables, and the predictions of what is left out of a fit.
 
 use hsdp_simulator::{
-    AllReduceRow, Error, Errors, Fitted, Machine, Measurements, StepRow, Time, Workload, fit,
-    read_all_reduces, read_steps,
+    AllReduceRow, Error, Errors, Fitted, Machine, Measurements, Placed, Placing, StepRow, Time,
+    fit, read_all_reduces, read_steps,
 };
 
 const ALL_REDUCES: &str = include_str!("../../../runtime/simulator/tests/a100_node_all_reduce.csv");
@@ -57,13 +57,14 @@ fn predict(
     machine: &Machine,
     [to, others]: [Steps; 2],
 ) -> Result<Held, Error> {
-    let prepared = to.iter().map(|(row, time)| Ok((row.workload()?, *time)));
+    let mut placing = Placing::new(machine);
+    let mut place = |row: &StepRow| placing.place(&row.workload()?);
+    let prepared = to.iter().map(|(row, time)| Ok((place(row)?, *time)));
     let prepared = prepared.collect::<Result<Vec<_>, Error>>()?;
     let rows = Measurements { table: name, rows: &prepared };
-    let fitted =
-        fit(machine, StepRow::numbers(machine), &rows, |it, step: &Workload| step.time(it))?;
+    let fitted = fit(machine, StepRow::numbers(machine), &rows, |it, step: &Placed| step.time(it))?;
     let step = |(row, measured): (StepRow, Time)| {
-        Ok((row, (row.workload()?.time(&fitted.machine)?, measured)))
+        Ok((row, (place(&row)?.time(&fitted.machine)?, measured)))
     };
     let steps = others.into_iter().map(step).collect::<Result<_, Error>>()?;
     Ok(Held { name, fitted_to: to.len(), numbers: fitted.numbers, steps, most })

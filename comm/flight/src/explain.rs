@@ -157,7 +157,7 @@ pub struct WorldEnd {
 /// their world has another size, or they were taken before that of the newest record began, as the
 /// records of an earlier attempt that wrote into the same folder.
 ///
-/// [`FlightRecord::read_from`] reads the records of a world that was launched with
+/// [`FlightRecord::from_json`] reads the text of a file that a rank has left in the folder
 /// `hsdp_comm::WorldOptions::flight_dir`.
 #[must_use]
 pub fn explain(records: &[FlightRecord]) -> Explanation {

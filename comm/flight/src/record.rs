@@ -1,8 +1,8 @@
 //! The content of a record: a copy of a rank's ring, and the rank's present place.
 
 use std::fmt;
-use std::fs::{self, File};
-use std::io::{self, Read as _};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -198,12 +198,12 @@ impl fmt::Display for FlightEntry {
 const VERSION: u64 = 1;
 
 /// Longer texts are refused: many times the text of the largest ring.
-pub(crate) const MAX_BYTES: u64 = 64 << 20;
+const MAX_BYTES: u64 = 64 << 20;
 
 /// Records of larger worlds are refused: an explanation takes memory for each rank.
 const MAX_SIZE: usize = 1 << 20;
 
-/// The reason why a text or a file cannot be read as a flight record.
+/// The reason why a text cannot be read as a flight record.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FlightError {
@@ -228,14 +228,6 @@ pub enum FlightError {
         bytes: u64,
         /// The largest length.
         limit: u64,
-    },
-    /// The file could not be read.
-    #[error("{path}: {source}")]
-    Io {
-        /// The file.
-        path: std::path::PathBuf,
-        /// The error of the system.
-        source: std::io::Error,
     },
 }
 
@@ -268,7 +260,10 @@ impl FlightRecord {
     /// [`FlightError::TooLong`], [`FlightError::Version`], or [`FlightError::Malformed`] with line
     /// and column, or with the numbers that do not fit together.
     pub fn from_json(text: &str) -> Result<Self, FlightError> {
-        check_length(text.len() as u64)?;
+        let bytes = text.len() as u64;
+        if bytes > MAX_BYTES {
+            return Err(FlightError::TooLong { bytes, limit: MAX_BYTES });
+        }
         let RecordVersion { version } = parsed(text)?;
         if version != VERSION {
             return Err(FlightError::Version { found: version, known: VERSION });
@@ -302,14 +297,6 @@ impl FlightRecord {
     }
 }
 
-/// Refuses texts of more than the most bytes.
-pub(crate) fn check_length(bytes: u64) -> Result<(), FlightError> {
-    match MAX_BYTES {
-        limit if bytes > limit => Err(FlightError::TooLong { bytes, limit }),
-        _ => Ok(()),
-    }
-}
-
 fn parsed<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, FlightError> {
     let malformed =
         |error: serde_json::Error| FlightError::Malformed { problem: error.to_string() };
@@ -335,31 +322,4 @@ impl FlightRecord {
         }
         named.map(|()| path)
     }
-
-    /// Reads a record from a regular file.
-    ///
-    /// # Errors
-    /// [`FlightError::Io`] if the file cannot be read, or is a FIFO, a device or a directory; the
-    /// errors of [`from_json`](Self::from_json).
-    pub fn read_from(path: &Path) -> Result<Self, FlightError> {
-        let failed = |source| FlightError::Io { path: path.to_owned(), source };
-        let file = open(path).map_err(failed)?;
-        let found = file.metadata().map_err(failed)?;
-        if !found.is_file() {
-            return Err(failed(io::Error::other("it is not a regular file")));
-        }
-        check_length(found.len())?;
-        let mut text = String::new();
-        // It may grow meanwhile.
-        file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
-        Self::from_json(&text)
-    }
-}
-
-/// Opens a file without a wait for the other end of a FIFO.
-fn open(path: &Path) -> io::Result<File> {
-    let mut options = File::options();
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
-    options.read(true).open(path)
 }

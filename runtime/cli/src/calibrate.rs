@@ -53,7 +53,8 @@ pub(crate) fn run(options: &CalibrateArgs) -> Result<CommandOutcome, Box<dyn Err
     if let Some(path) = &options.all_reduce {
         let rows = read(path, read_all_reduces)?;
         let of = AllReduceRow::NUMBERS;
-        let fitted = fit_table(path, &rows, |it| fit(&machine, &of, it, predict_all_reduce))?;
+        let predict = |machine: &Machine, row: &AllReduceRow| row.predict(machine);
+        let fitted = fit_table(path, &rows, |it| fit(&machine, &of, it, predict))?;
         told.add("all-reduces", &rows, &fitted);
         machine = fitted.machine;
     }
@@ -69,23 +70,13 @@ pub(crate) fn run(options: &CalibrateArgs) -> Result<CommandOutcome, Box<dyn Err
     let steps = rows.iter().map(place).collect::<Result<Vec<_>, _>>()?;
     placing.check_fit().map_err(|error| format!("{}: {error}", options.steps.display()))?;
     let of = StepRow::numbers(&machine);
-    let fitted = fit_table(&options.steps, &steps, |it| fit(&machine, of, it, predict_step))?;
+    let predict = |machine: &Machine, step: &Placed| step.time(machine);
+    let fitted = fit_table(&options.steps, &steps, |it| fit(&machine, of, it, predict))?;
     told.add("steps", &rows, &fitted);
     out.write_all(fitted.machine.to_toml()).map_err(cannot_write)?;
     let wrote = in_one_line(options.out.display());
     print(format_args!("{}{}\nwrote {wrote}", told.rows, told.numbers))?;
     Ok(CommandOutcome::Well)
-}
-
-fn predict_all_reduce(
-    machine: &Machine,
-    row: &AllReduceRow,
-) -> Result<Time, hsdp_simulator::Error> {
-    row.predict(machine)
-}
-
-fn predict_step(machine: &Machine, step: &Placed) -> Result<Time, hsdp_simulator::Error> {
-    step.time(machine)
 }
 
 /// Fits numbers to the rows of a file. Errors name the file.

@@ -7,7 +7,7 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use hsdp_checkpoint::{
     Disk, Exported, Generation, Head, Manifest, Slice, Store, Weights, Writer, export,
 };
@@ -42,16 +42,6 @@ pub(crate) struct Which {
     /// Step of the checkpoint; without it, the newest intact one
     #[arg(long, value_name = "STEP")]
     step: Option<u64>,
-}
-
-/// Format of the output.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
-    /// For people.
-    #[default]
-    Text,
-    /// For scripts.
-    Json,
 }
 
 impl CheckpointCommand {
@@ -109,7 +99,7 @@ fn is_absence(error: &(dyn Error + 'static)) -> bool {
     error.downcast_ref().is_some_and(hsdp_checkpoint::Error::is_absence)
 }
 
-/// VerifyArgs of `hsdp checkpoint verify`.
+/// Options of `hsdp checkpoint verify`.
 #[derive(Args, Debug)]
 pub(crate) struct VerifyArgs {
     /// Directory of the checkpoints
@@ -153,7 +143,7 @@ pub(crate) fn verify(options: &VerifyArgs) -> Result<CommandOutcome, Box<dyn Err
     Ok(outcome)
 }
 
-/// ExportArgs of `hsdp checkpoint export`.
+/// Options of `hsdp checkpoint export`.
 #[derive(Args, Debug)]
 pub(crate) struct ExportArgs {
     #[command(flatten)]
@@ -187,7 +177,7 @@ pub(crate) fn export_weights(options: &ExportArgs) -> Result<CommandOutcome, Box
     Ok(CommandOutcome::Well)
 }
 
-/// ReshardArgs of `hsdp checkpoint reshard`.
+/// Options of `hsdp checkpoint reshard`.
 #[derive(Args, Debug)]
 pub(crate) struct ReshardArgs {
     #[command(flatten)]

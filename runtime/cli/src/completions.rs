@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use clap::{Args, Command, CommandFactory as _, ValueEnum};
+use clap::{Args, Command, CommandFactory as _};
 use clap_complete::{Shell, generate};
 use hsdp_train::print;
 
@@ -11,31 +11,16 @@ use crate::{CommandOutcome, ProgramArgs};
 /// Options of `hsdp completions`.
 #[derive(Args, Debug)]
 pub(crate) struct CompletionsArgs {
-    /// Shell
+    /// Shell; the script of bash belongs into /etc/bash_completion.d/hsdp, that of zsh into
+    /// "${fpath[1]}/_hsdp", and that of fish into ~/.config/fish/completions/hsdp.fish
     #[arg(value_name = "SHELL")]
-    shell: SupportedShell,
-}
-
-/// Supported shells.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum SupportedShell {
-    /// `hsdp completions bash > /etc/bash_completion.d/hsdp`.
-    Bash,
-    /// `hsdp completions zsh > "${fpath[1]}/_hsdp"`.
-    Zsh,
-    /// `hsdp completions fish > ~/.config/fish/completions/hsdp.fish`.
-    Fish,
+    shell: Shell,
 }
 
 /// Prints the script.
 pub(crate) fn run(options: &CompletionsArgs) -> Result<CommandOutcome, Box<dyn Error>> {
-    let shell = match options.shell {
-        SupportedShell::Bash => Shell::Bash,
-        SupportedShell::Zsh => Shell::Zsh,
-        SupportedShell::Fish => Shell::Fish,
-    };
     let mut script = Vec::new();
-    generate(shell, &mut shown(), "hsdp", &mut script);
+    generate(options.shell, &mut shown(), "hsdp", &mut script);
     print(String::from_utf8(script)?)?;
     Ok(CommandOutcome::Well)
 }

@@ -9,6 +9,8 @@
 //!     predicts the time of a step (SIMULATE.md)
 //! hsdp search llama3-8b --ranks 64 --machine h100-cluster --batch-tokens 4194304
 //!     searches for the fastest mesh and options (SIMULATE.md)
+//! hsdp calibrate --steps steps.csv --out machine.toml
+//!     fits numbers of a machine to measured times (SIMULATE.md)
 //! hsdp doctor
 //!     reports the libraries and programs of this machine
 //! hsdp check schedules.json

@@ -12,12 +12,12 @@ use std::sync::Arc;
 use clap::{Args, ValueEnum};
 use hsdp_sharding::step::{DryRun, Output, Rules, Sequences, UnitOrder};
 use hsdp_sharding::{AfterForward, Flow, Plan, UnitId};
-use hsdp_simulator::{Microbatches, ModelPlacement, Orders, Schedules};
+use hsdp_simulator::{Microbatches, ModelPlacement, Order, Schedules};
 use hsdp_train::{print, print_json};
 use serde_json::{Map, Value, json};
 
 use self::choices::{Choices, PlannedOptimizer};
-use self::report::{MemoryPlace, PlacedMemory, StepTraffic};
+use self::report::{MemoryPlace, StepTraffic};
 use crate::model::Model;
 use crate::output::cannot_write;
 use crate::{CommandOutcome, output};
@@ -73,7 +73,7 @@ struct Planned {
     name: String,
     optimizer: PlannedOptimizer,
     plan: Plan,
-    memory: PlacedMemory,
+    memory: Vec<MemoryPlace>,
     world: StepTraffic,
 }
 
@@ -113,8 +113,8 @@ fn planned(options: &PlanArgs) -> Result<Planned, String> {
     let PlanArgs { choices, device, .. } = options;
     let plan = choices.plan(&choices.model(*device)?)?;
     let memory = match device {
-        PlanDevice::Cpu => PlacedMemory::on_host(&plan),
-        PlanDevice::Cuda => PlacedMemory::on_device(&plan, choices.offload),
+        PlanDevice::Cpu => MemoryPlace::on_host(&plan),
+        PlanDevice::Cuda => MemoryPlace::on_device(&plan, choices.offload),
     };
     let world = StepTraffic::of(&plan, choices.microbatches);
     let name = choices.model.clone();
@@ -126,7 +126,7 @@ fn planned(options: &PlanArgs) -> Result<Planned, String> {
 fn in_json(planned: &Planned) -> Value {
     let Planned { name, optimizer, plan, memory, world } = planned;
     let options = plan.options();
-    let places = memory.places.iter().map(|place| (place.name.to_owned(), place_json(place)));
+    let places = memory.iter().map(|place| (place.name.to_owned(), place_json(place)));
     json!({
         "model": name,
         "mesh": [plan.mesh().replicate_size(), plan.mesh().shard_size()],
@@ -223,14 +223,13 @@ fn line(part: &str, outputs: &[Output]) -> String {
     format!("{part}: {}", words.join(" "))
 }
 
-/// Returns the schedules of a plan in which all ranks have data, and the number of microbatches is
-/// given.
+/// Returns the schedules of a plan, whose number of microbatches is given.
 fn schedules_of(plan: &Plan, options: &PlanArgs) -> Result<Schedules, hsdp_simulator::Error> {
     let placement = match options.device {
         PlanDevice::Cpu => ModelPlacement::Host,
         PlanDevice::Cuda => ModelPlacement::Device,
     };
     let microbatches = Microbatches::Given(options.choices.microbatches);
-    Orders::all_present(&Arc::new(plan.clone()), microbatches, placement)
+    Order::of(&Arc::new(plan.clone()), microbatches, placement)
         .schedules(None, options.device.sequences())
 }

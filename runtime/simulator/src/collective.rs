@@ -25,8 +25,6 @@ pub enum CollectiveKind {
     ReduceScatter,
     /// Every member gets the sum of the elements of all members.
     AllReduce,
-    /// Member `i` gets the `i`-th part of each member.
-    AllToAll,
 }
 
 /// The time of a collective.
@@ -120,7 +118,7 @@ impl Cost {
 /// With `n` members and buffers of `s` bytes (docs/performance.md, "Collectives between threads"):
 /// - all_gather: `s` read, `n s` written past the caches
 /// - reduce_scatter: `n s` read, `s` written after its lines were read
-/// - all_reduce and all_to_all: `n s` read, `n s` written
+/// - all_reduce: `n s` read, `n s` written
 ///
 /// All groups that make it at the same time share the bandwidth.
 fn memory_passes(machine: &Machine, shape: &Shape, collective: CollectiveKind, bytes: u64) -> f64 {
@@ -128,7 +126,7 @@ fn memory_passes(machine: &Machine, shape: &Shape, collective: CollectiveKind, b
     let buffers = match collective {
         CollectiveKind::AllGather => 1.0 + n,
         CollectiveKind::ReduceScatter => n + 2.0,
-        CollectiveKind::AllReduce | CollectiveKind::AllToAll => 2.0 * n,
+        CollectiveKind::AllReduce => 2.0 * n,
     };
     let bandwidth = machine.memory.bandwidth.value() * machine.memory.efficiency.value();
     buffers * bytes as f64 * groups(machine, shape) / bandwidth

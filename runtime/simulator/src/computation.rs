@@ -138,13 +138,6 @@ impl Computation {
         self.repeats.iter().enumerate().map(of_unit).collect()
     }
 
-    /// Returns the bytes that a unit's forward keeps for its backward in a microbatch. Parameters
-    /// are not among them.
-    #[must_use]
-    pub fn kept(&self, unit: UnitId, batch: &Batch) -> ByteCount {
-        kept_by_unit(&self.units[unit.index()], batch)
-    }
-
     /// Returns the most bytes of activations at a time: all that the forward of a microbatch keeps,
     /// the results of the last product with their gradient, and what the backward of one unit
     /// computes again.
@@ -199,10 +192,6 @@ const OF_SCORE: f64 = 2.5;
 /// Bytes by class and token, beside the result itself: that in f32, and its gradient.
 const OF_CLASS: f64 = 8.0;
 
-fn kept_by_unit(unit: &UnitShapes, batch: &Batch) -> ByteCount {
-    bytes(kept_bytes(unit, batch))
-}
-
 /// Returns the bytes of all units, and of the results at the end of the forward, or later of what
 /// one unit after the other computes again. The results are `classes` a token, in the dtype
 /// `compute` if their unit declares one.
@@ -220,7 +209,7 @@ fn kept_by_model(
     bytes(all + again.max(results))
 }
 
-/// Returns the bytes that a unit keeps.
+/// Returns the bytes that a unit's forward keeps for its backward. Parameters are not among them.
 fn kept_bytes(unit: &UnitShapes, batch: &Batch) -> f64 {
     // The first product may be narrower, such as that of an adapter.
     let inputs = unit.products.iter().map(LayerProduct::smaller).max().unwrap_or(0) as f64;

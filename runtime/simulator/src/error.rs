@@ -12,10 +12,8 @@ pub enum Error {
     /// The model, the mesh or the options cannot be planned.
     #[error(transparent)]
     Plan(#[from] hsdp_sharding::Error),
-    /// The orders of two ranks have other operations, or the same in other orders.
-    #[error(
-        "the orders of two ranks do not meet: each waits for an operation that the other has not issued"
-    )]
+    /// The order of a step waits for an operation that it has not issued.
+    #[error("the order of the step waits for an operation that it has not issued")]
     Stuck,
     /// A machine file cannot be read.
     #[error("machine file, {place}: {problem}")]

@@ -6,8 +6,8 @@ mod script;
 use std::sync::Arc;
 
 use hsdp_flight::{Channel, ModelLabel, Op, Stage, Tag};
-pub use hsdp_sharding::step::{LossScale, Members};
-use hsdp_sharding::{DType, Plan, UnitId};
+pub use hsdp_sharding::step::Members;
+use hsdp_sharding::{DType, Mesh, Plan, UnitId};
 
 use self::script::Script;
 
@@ -37,29 +37,6 @@ impl Microbatches {
             Self::Given(count) | Self::Asked(count) => count,
         }
     }
-}
-
-/// Whether a rank has data for a step. Ranks without data take part with weight 0
-/// (`Uneven::ZeroWeight`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum DataPresence {
-    /// It computes.
-    Present,
-    /// It computes nothing, and contributes zeros.
-    Absent,
-}
-
-/// A step of one rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RankStep {
-    /// The number of microbatches, at least 1.
-    pub microbatches: Microbatches,
-    /// The memory that holds the model.
-    pub placement: ModelPlacement,
-    /// Whether the rank has data.
-    pub data: DataPresence,
-    /// Whether the loss scale is dynamic.
-    pub loss_scale: LossScale,
 }
 
 /// One operation, as its members issue it.
@@ -153,7 +130,7 @@ impl<H: Clone> IssuedHandles<H> {
 /// Computation of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
-    /// Adds the forward of a unit.
+    /// The forward of a unit.
     Forward(UnitId),
     /// The loss.
     Loss,
@@ -197,9 +174,6 @@ pub struct StepBlock {
     /// Its operations; each channel issues its own in this order, and where all channels are one
     /// sequence, all are.
     pub operations: Vec<StepOperation>,
-    /// Place of each operation among all of the block, sorted by channel. It is equal on all
-    /// members, unlike the index.
-    pub places: Vec<usize>,
     /// The actions.
     pub actions: Vec<Action>,
     /// The indices of its reduce-scatters, in the order of issue.
@@ -209,22 +183,27 @@ pub struct StepBlock {
     pub all_reduces: Vec<(Reference, usize)>,
 }
 
-/// The actions of a rank in a step, and the operations that they mean.
+/// The actions of a rank in a step, and the operations that they mean. They are the same on all
+/// ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order {
+    /// The mesh.
+    pub mesh: Mesh,
+    /// The memory that holds the model.
+    pub placement: ModelPlacement,
     /// The parts of the step: the opening, the microbatches, the finish.
     pub blocks: Vec<StepBlock>,
 }
 
 impl Order {
-    /// Returns the order of a rank's step by a plan, whose units the forward uses in the plan's
-    /// order, in every step but the first.
+    /// Returns the order of a step by a plan, whose units the forward uses in the plan's order, in
+    /// every step but the first. All ranks have data, and the loss scale is fixed.
     ///
-    /// It holds for optimizers that exchange nothing. All ranks have the same operations in each
-    /// channel, in the same order.
+    /// It holds for optimizers that exchange nothing.
     #[must_use]
-    pub fn of(plan: &Arc<Plan>, step: RankStep) -> Self {
-        Self { blocks: Script::new(plan, step).run() }
+    pub fn of(plan: &Arc<Plan>, microbatches: Microbatches, placement: ModelPlacement) -> Self {
+        let blocks = Script::new(plan, placement).run(microbatches);
+        Self { mesh: plan.mesh(), placement, blocks }
     }
 
     /// Returns all operations, each with its microbatch: in the order of issue, channel by channel,

@@ -34,15 +34,14 @@ pub use self::computation::{
 };
 pub use self::error::Error;
 pub use self::host::{
-    Action, DataPresence, LossScale, Members, Microbatches, ModelPlacement, Order, RankStep,
-    Reference, StepBlock, StepOperation, Work,
+    Action, Members, Microbatches, ModelPlacement, Order, Reference, StepBlock, StepOperation, Work,
 };
 pub use self::machine::Machine;
 pub use self::prediction::{Placed, Placing, Prediction, StepMemory, Workload};
 pub use self::search::{AfterForwards, Candidate, Found, PlanChoice, Search, Space, Unfit};
 pub use self::simulation::{
-    Costs, Lane, Level, OperationCost, Orders, RankTiming, Share, Shares, Span, Streams, Timing,
-    What, WorkCost, simulate, trace,
+    Costs, Lane, Level, OperationCost, RankTiming, Share, Shares, Span, Streams, Timing, What,
+    WorkCost, simulate, trace,
 };
 pub use self::time::Time;
 pub use self::traces::Traces;

@@ -10,9 +10,9 @@ use hsdp_sharding::{ByteCount, MemoryPlan, Offload, Plan, UnitId};
 pub(crate) use self::on_machine::{MeshGroups, OnMachine, PlanSizes, check_update, update_cost};
 pub use self::placed::{Placed, Placing};
 
-use crate::host::{Microbatches, ModelPlacement};
-use crate::simulation::{Costs, Orders, Timing};
-use crate::{Batch, Computation, Error, Level, Machine, Time};
+use crate::host::{Microbatches, ModelPlacement, Order};
+use crate::simulation::{Costs, Timing};
+use crate::{Batch, Computation, Error, Level, Machine};
 
 /// A step that all ranks make with data.
 #[derive(Clone, Debug)]
@@ -75,24 +75,13 @@ impl Workload {
     /// # Errors
     /// [`Error::TooManyRanks`] if the machine has too few cards and no network;
     /// [`Error::Computation`] for a dtype in which no training computes, and for an update of whole
-    /// matrices, as by Muon; [`Error::TooLong`] for a step of 213 days, the longest [`Time`], or
-    /// longer.
+    /// matrices, as by Muon; [`Error::TooLong`] for a step of 213 days, the longest
+    /// [`Time`](crate::Time), or longer.
     pub fn predict(&self, machine: &Machine) -> Result<Prediction, Error> {
-        Ok(self.prediction(machine, self.placed(machine)?.timing(machine)?))
-    }
-
-    /// Predicts its time alone, many times as fast.
-    ///
-    /// # Errors
-    /// Errors of [`predict`](Self::predict).
-    pub fn time(&self, machine: &Machine) -> Result<Time, Error> {
-        self.placed(machine)?.time(machine)
-    }
-
-    fn placed(&self, machine: &Machine) -> Result<Placed, Error> {
         check_update(&self.plan)?;
         let groups = Arc::new(MeshGroups::new(self.plan.mesh(), machine)?);
-        Placed::among(self, machine, groups)
+        let timing = Placed::among(self, machine, groups)?.timing(machine)?;
+        Ok(self.prediction(machine, timing))
     }
 
     /// Returns the costs of its actions on a machine.
@@ -105,10 +94,10 @@ impl Workload {
         OnMachine::of(&self.computation, &self.batch, &sizes, machine, groups)
     }
 
-    /// Returns the orders of all ranks on a machine.
+    /// Returns its order on a machine.
     #[must_use]
-    pub fn orders(&self, machine: &Machine) -> Orders {
-        Orders::all_present(&self.plan, self.microbatches, placement(machine))
+    pub fn order(&self, machine: &Machine) -> Order {
+        Order::of(&self.plan, self.microbatches, placement(machine))
     }
 
     /// Returns the prediction with a time that is known.

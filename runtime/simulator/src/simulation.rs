@@ -1,5 +1,5 @@
-//! A step over time: the orders of all ranks, with the costs of their actions. SIMULATOR.md,
-//! "Times" and "Ranks that are alike".
+//! A step over time: its order, with the costs of its actions. SIMULATOR.md, "Times" and "Ranks
+//! that are alike".
 
 mod actions;
 mod colors;
@@ -10,13 +10,11 @@ mod schedules;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Add, Mul};
-use std::sync::Arc;
 
 use hsdp_flight::Stage;
+use hsdp_sharding::Rank;
 pub use hsdp_sharding::step::Sequences as Streams;
-use hsdp_sharding::{Mesh, Plan, Rank};
 
 pub(crate) use self::colors::Colors;
 pub(crate) use self::meetings::stream;
@@ -24,45 +22,9 @@ pub(crate) use self::meetings::stream;
 #[cfg(test)]
 pub(crate) use self::actions::actions_done;
 use self::actions::{ColorRanks, SimulatedWorld};
-use self::repetition::{Dependence, Repetition};
-use crate::host::{
-    DataPresence, LossScale, Members, Microbatches, ModelPlacement, Order, RankStep, StepOperation,
-    Work,
-};
+use self::repetition::{Repetition, components};
+use crate::host::{Members, ModelPlacement, Order, StepBlock, StepOperation, Work};
 use crate::{Error, Time};
-
-/// The orders of a step's ranks.
-#[derive(Debug)]
-pub struct Orders {
-    /// The mesh.
-    pub mesh: Mesh,
-    /// The memory that holds the model.
-    pub placement: ModelPlacement,
-    /// Order of a rank with data, and of one without.
-    pub of: BTreeMap<DataPresence, Order>,
-    /// The ranks without data.
-    pub absent: BTreeSet<Rank>,
-}
-
-impl Orders {
-    /// Returns the orders of a step by a plan in which all ranks have data, with a fixed loss
-    /// scale.
-    #[must_use]
-    pub fn all_present(
-        plan: &Arc<Plan>,
-        microbatches: Microbatches,
-        placement: ModelPlacement,
-    ) -> Self {
-        let data = DataPresence::Present;
-        let step = RankStep { microbatches, placement, data, loss_scale: LossScale::Fixed };
-        let of = BTreeMap::from([(data, Order::of(plan, step))]);
-        Self { mesh: plan.mesh(), placement, of, absent: BTreeSet::new() }
-    }
-
-    pub(crate) fn data(&self, rank: Rank) -> DataPresence {
-        if self.absent.contains(&rank) { DataPresence::Absent } else { DataPresence::Present }
-    }
-}
 
 /// The time of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,10 +51,9 @@ pub struct RankTiming {
 /// Simulates a step.
 ///
 /// # Errors
-/// [`Error::Stuck`] if the orders of two ranks have other operations, so that ranks wait for each
-/// other.
-pub fn simulate(orders: &Orders, costs: &dyn Costs) -> Result<Timing, Error> {
-    simulate_among(orders, costs, Colors::of_orders(orders, costs))
+/// [`Error::Stuck`] if the order waits for an operation before it issues it.
+pub fn simulate(order: &Order, costs: &dyn Costs) -> Result<Timing, Error> {
+    simulate_among(order, costs, Colors::of_order(order, costs))
 }
 
 /// Simulates a step of ranks whose colors are known.
@@ -100,58 +61,56 @@ pub fn simulate(orders: &Orders, costs: &dyn Costs) -> Result<Timing, Error> {
 /// # Errors
 /// The errors of [`simulate`].
 pub(crate) fn simulate_among(
-    orders: &Orders,
+    order: &Order,
     costs: &dyn Costs,
     colors: Colors,
 ) -> Result<Timing, Error> {
-    Simulation::new(orders, costs, colors, None).run()
+    Simulation::new(order, costs, colors, None).run()
 }
 
 /// Simulates a step, and returns all that each color does, besides: so no microbatch is skipped.
 ///
 /// # Errors
 /// The errors of [`simulate`].
-pub fn trace(orders: &Orders, costs: &dyn Costs) -> Result<(Timing, Vec<Span>), Error> {
-    let colors = Colors::of_orders(orders, costs);
-    let mut simulation = Simulation::new(orders, costs, colors, Some(Vec::new()));
+pub fn trace(order: &Order, costs: &dyn Costs) -> Result<(Timing, Vec<Span>), Error> {
+    let colors = Colors::of_order(order, costs);
+    let mut simulation = Simulation::new(order, costs, colors, Some(Vec::new()));
     let timing = simulation.run()?;
     Ok((timing, simulation.world.spans.take().unwrap_or_default()))
 }
 
 impl Colors {
-    fn of_orders(orders: &Orders, costs: &dyn Costs) -> Self {
-        Self::of(orders.mesh, &orders.absent, &|members, first| costs.shape(members, first))
+    fn of_order(order: &Order, costs: &dyn Costs) -> Self {
+        Self::of(order.mesh, &|members, first| costs.shape(members, first))
     }
 }
 
 struct Simulation<'a> {
-    orders: Vec<&'a Order>,
+    order: &'a Order,
     world: SimulatedWorld<'a>,
 }
 
 impl<'a> Simulation<'a> {
     fn new(
-        orders: &'a Orders,
+        order: &'a Order,
         costs: &'a dyn Costs,
         colors: Colors,
         spans: Option<Vec<Span>>,
     ) -> Self {
-        let order = |color: usize| &orders.of[&orders.data(colors.first(color))];
-        let of_colors = (0..colors.len()).map(order).collect();
         let world = SimulatedWorld {
-            mesh: orders.mesh,
-            placement: orders.placement,
+            mesh: order.mesh,
+            placement: order.placement,
             costs,
             ranks: ColorRanks::new(&colors),
             colors,
             spans,
         };
-        Self { orders: of_colors, world }
+        Self { order, world }
     }
 
     fn run(&mut self) -> Result<Timing, Error> {
-        for index in 0..self.orders[0].blocks.len() {
-            self.block(index)?;
+        for block in &self.order.blocks {
+            self.block(block)?;
         }
         let colors = &self.world.colors;
         let of_color = |color: usize| {
@@ -167,17 +126,15 @@ impl<'a> Simulation<'a> {
 
     /// Simulates all times of a block. As soon as one leaves the state of the one before, the
     /// others are skipped.
-    fn block(&mut self, index: usize) -> Result<(), Error> {
-        let blocks: Vec<_> = self.orders.iter().map(|order| &order.blocks[index]).collect();
-        let times = blocks[0].times;
-        let dependence = Dependence::of(&self.world.colors, &blocks);
-        let mut before: Option<Repetition<'_>> = None;
-        for done in 1..=times {
-            self.world.run(&blocks, blocks[0].microbatch + done - 1)?;
-            let after = Repetition::of(&self.world.ranks, &dependence);
+    fn block(&mut self, block: &StepBlock) -> Result<(), Error> {
+        let components = components(&self.world.colors, block);
+        let mut before: Option<Repetition> = None;
+        for done in 1..=block.times {
+            self.world.run(block, block.microbatch + done - 1)?;
+            let after = Repetition::of(&self.world.ranks, &components);
             match before.filter(|before| self.world.spans.is_none() && before.repeats(&after)) {
                 Some(before) => {
-                    self.world.ranks.skip(&before, &after, times - done);
+                    self.world.ranks.skip(&before, &after, block.times - done);
                     return Ok(());
                 }
                 None => before = Some(after),
@@ -238,6 +195,22 @@ pub enum Lane {
     Computation,
     /// A stream of collectives, by number.
     Collectives(usize),
+}
+
+impl Lane {
+    /// Returns its name, where the model lies in this memory.
+    #[must_use]
+    pub const fn name(self, placement: ModelPlacement) -> &'static str {
+        match (self, placement) {
+            (Self::Host, _) => "host",
+            (Self::Computation, _) => "computation",
+            (Self::Collectives(0), _) => "exchanges",
+            (Self::Collectives(_), ModelPlacement::Device) => "collectives",
+            (Self::Collectives(1), _) => "gathers",
+            (Self::Collectives(2), _) => "reductions",
+            (Self::Collectives(_), _) => "all-reduces",
+        }
+    }
 }
 
 /// A use of a resource.

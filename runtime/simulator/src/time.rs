@@ -1,7 +1,6 @@
 //! Times, in whole picoseconds.
 
 use std::fmt;
-use std::iter::Sum;
 use std::ops::{Add, AddAssign, Mul};
 
 #[cfg(test)]
@@ -63,12 +62,6 @@ impl Time {
         self.0 as f64 / SECOND as f64
     }
 
-    /// Returns the sum; None if it exceeds [`MAX`](Self::MAX).
-    #[must_use]
-    pub fn checked_add(self, other: Self) -> Option<Self> {
-        self.0.checked_add(other.0).map(Self)
-    }
-
     /// Returns the difference; [`ZERO`](Self::ZERO) if `other` is the longer one.
     #[must_use]
     pub const fn saturating_sub(self, other: Self) -> Self {
@@ -87,12 +80,6 @@ impl Add for Time {
 impl AddAssign for Time {
     fn add_assign(&mut self, other: Self) {
         *self = *self + other;
-    }
-}
-
-impl Sum for Time {
-    fn sum<I: Iterator<Item = Self>>(times: I) -> Self {
-        times.fold(Self::ZERO, Self::add)
     }
 }
 

@@ -10,16 +10,16 @@ use hsdp_sharding::{DType, ModelSpec, UnitId};
 use serde::Serialize;
 
 use crate::Time;
-use crate::host::{ModelPlacement, StepOperation, Work};
-use crate::simulation::{Costs, Lane, Orders, RankTiming, Span, Timing, What};
+use crate::host::{Order, StepOperation, Work};
+use crate::simulation::{Costs, Lane, RankTiming, Span, Timing, What};
 
 /// The traces of a step.
 #[derive(Clone, Copy)]
 #[expect(missing_debug_implementations, reason = "costs need not be shown")]
 pub struct Traces<'a> {
-    /// The orders of its ranks.
-    pub orders: &'a Orders,
-    /// The model whose units the orders name.
+    /// The order of its ranks.
+    pub order: &'a Order,
+    /// The model whose units the order names.
     pub spec: &'a ModelSpec,
     /// The costs of its actions.
     pub costs: &'a dyn Costs,
@@ -107,15 +107,7 @@ impl Traces<'_> {
     }
 
     fn of_thread(&self, color: usize, lane: Lane) -> [TraceEvent<String>; 2] {
-        let name = match (lane, self.orders.placement) {
-            (Lane::Host, _) => "host",
-            (Lane::Computation, _) => "computation",
-            (Lane::Collectives(0), _) => "exchanges",
-            (Lane::Collectives(_), ModelPlacement::Device) => "collectives",
-            (Lane::Collectives(1), _) => "gathers",
-            (Lane::Collectives(2), _) => "reductions",
-            (Lane::Collectives(_), _) => "all-reduces",
-        };
+        let name = lane.name(self.order.placement);
         of_place("thread", name.to_owned(), color, thread(lane))
     }
 
@@ -151,7 +143,7 @@ impl Traces<'_> {
             microbatch: span.microbatch,
             bytes: operation.bytes(),
             dtype: operation.dtype,
-            members: operation.members.count(self.orders.mesh),
+            members: operation.members.count(self.order.mesh),
             late_us: micros(nanoseconds(span.late)),
         }
     }

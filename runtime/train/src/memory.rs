@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use bytesize::ByteSize;
+use hsdp::ByteCount;
 
 /// Memory that a program will need, in parts. A sum beyond `u64::MAX` counts as `u64::MAX`.
 #[derive(Clone, Debug, Default)]
@@ -15,7 +15,7 @@ pub struct Need {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "about {} of memory are needed, {} of them for {part}; {reason} {}",
-    ShownBytes(*.needed), ShownBytes(*.of_part), ShownBytes(*.limit)
+    ByteCount(*.needed), ByteCount(*.of_part), ByteCount(*.limit)
 )]
 pub struct TooMuch {
     /// Bytes needed in total.
@@ -64,15 +64,6 @@ impl Need {
 #[must_use]
 pub fn product(sizes: &[usize]) -> u64 {
     sizes.iter().fold(1, |product, size| product.saturating_mul(*size as u64))
-}
-
-/// Shows a number of bytes with a binary unit.
-struct ShownBytes(u64);
-
-impl std::fmt::Display for ShownBytes {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", ByteSize::b(self.0).display().iec())
-    }
 }
 
 /// Maximum memory of this process.
@@ -167,8 +158,8 @@ mod tests {
     fn the_largest_part_is_named() {
         let need = Need::default().with("a table", 1 << 31).with("a row", 1 << 11);
         let said = need.check(SMALL).expect_err("2 GiB").to_string();
-        let expected = "about 2.0 GiB of memory are needed, 2.0 GiB of them for a table; \
-                        this machine has 1.0 GiB";
+        let expected = "about 2.00 GiB of memory are needed, 2.00 GiB of them for a table; \
+                        this machine has 1.00 GiB";
         assert_eq!(said, expected);
         assert_eq!(Need::default().with("a row", 1 << 30).check(SMALL), Ok(()));
     }

@@ -146,7 +146,7 @@ pub enum Comm {
 }
 
 /// Options of a program that [evaluates](crate::Run::evaluate) its model during a run.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Debug, Default)]
 pub struct EvaluationOptions {
     /// Evaluate the model after every STEPS steps and after the last one; off by default
     #[arg(long, value_name = "STEPS", value_parser = count::<1, { MAX_STEPS }>)]
@@ -173,13 +173,6 @@ impl Default for RunOptions {
             run: RunOptions,
         }
         Alone::parse_from([""]).run
-    }
-}
-
-impl Default for EvaluationOptions {
-    /// Returns options without evaluations.
-    fn default() -> Self {
-        Self { evaluate_every: None, patience: None, save_best: false }
     }
 }
 

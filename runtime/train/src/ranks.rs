@@ -63,15 +63,6 @@ pub fn with_ranks(
     }
 }
 
-/// Restarts the program with the environment variables that determine the speed of ranks, as
-/// [`main`] does. `ranks` is the number of ranks that share this machine.
-///
-/// # Errors
-/// [`Failure::Work`] if the program cannot be started again.
-pub fn prepare(ranks: usize) -> Result<(), Failure> {
-    set_environment(ranks).map_err(Failure::work)
-}
-
 /// A program's ranks after they have joined.
 #[derive(Debug)]
 pub struct Ranks {
@@ -388,8 +379,9 @@ fn cores(list: &str) -> Option<BTreeSet<usize>> {
     Some(cores)
 }
 
-/// Sets the variables that the user has not set, for `ranks` ranks that share the cores of this
-/// process.
+/// Restarts the program with the environment variables that determine the speed of ranks, as
+/// [`main`] does, unless the user has set them. `ranks` is the number of ranks that share the cores
+/// of this process.
 ///
 /// - A rank computes on its share of the cores. candle's default is all cores for each op, so the
 ///   ranks of this process would compete for them: four ranks on two cores would take almost twice
@@ -398,8 +390,11 @@ fn cores(list: &str) -> Option<BTreeSet<usize>> {
 ///   has to zero memory before it provides it again.
 ///
 /// The allocator reads its variable when a process starts, and a process with threads cannot safely
-/// change its environment. So the program restarts itself.
-pub(crate) fn set_environment(ranks: usize) -> io::Result<()> {
+/// change its environment.
+///
+/// # Errors
+/// [`Failure::Work`] if the program cannot be started again.
+pub fn prepare(ranks: usize) -> Result<(), Failure> {
     let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let threads = (cores / ranks).max(1).to_string();
     let wanted = [(THREADS, threads.as_str()), (PURGE_DELAY, "-1")];
@@ -408,9 +403,9 @@ pub(crate) fn set_environment(ranks: usize) -> io::Result<()> {
     if missing.is_empty() {
         return Ok(());
     }
-    let mut again = Command::new(env::current_exe()?);
+    let mut again = Command::new(env::current_exe().map_err(Failure::work)?);
     again.args(env::args_os().skip(1)).envs(missing);
-    Err(replace_process(again))
+    Err(Failure::work(replace_process(again)))
 }
 
 /// Replaces this process. Returns only on failure.

@@ -22,7 +22,7 @@ pub use self::progress::bar;
 pub use self::report::Report;
 pub(crate) use self::report::RunEnd;
 
-use self::costs::{Counted, RankCosts, StepMessages};
+use self::costs::{Counted, RankCosts};
 use self::evaluation::Evaluations;
 use self::progress::{RunProgress, StepNorms, after_update, before_update};
 use self::saving::{RunSaving, StepEnds};
@@ -91,7 +91,6 @@ pub struct Run<'a, O> {
     counted: Counted,
     /// Costs of the steps, recorded before the program works on the model after the last step.
     costs: Option<RankCosts>,
-    messages: StepMessages,
     /// Number of the next step.
     next: u64,
     step: Option<RunStep>,
@@ -128,44 +127,32 @@ impl<'a> Setup<'a> {
     /// [`Checkpoints::open`](hsdp::checkpoint::Checkpoints::open).
     pub fn start<O: Checkpointed>(
         self,
-        model: ShardedModel,
-        optimizer: O,
-        training: Training,
-    ) -> Result<Run<'a, O>, Failure> {
-        Run::start(self, model, optimizer, training)
-    }
-}
-
-impl<'a, O: Checkpointed> Run<'a, O> {
-    fn start(
-        setup: Setup<'a>,
         mut model: ShardedModel,
         mut optimizer: O,
         training: Training,
-    ) -> Result<Self, Failure> {
-        let options = setup.options();
+    ) -> Result<Run<'a, O>, Failure> {
+        let options = self.options();
         let mut evaluations = Evaluations::new(training.evaluation.clone(), training.better);
-        training.evaluation.check().map_err(|problem| setup.refused(problem))?;
+        training.evaluation.check().map_err(|problem| self.refused(problem))?;
         let Training { steps, batches, content, evaluation, better, .. } = &training;
         let compared = format!("{steps} steps, {batches}, {content:?}, {evaluation:?}, {better:?}");
-        setup.compare("training", &compared)?;
+        self.compare("training", &compared)?;
         let mut saving = RunSaving::open(&model, options, &training)?;
         if let Some(saving) = saving.as_mut().filter(|_| options.resume) {
             saving.resume(&mut model, &mut optimizer, &mut evaluations)?;
         }
         let first = model.committed_steps();
-        let progress = setup.is_first().then(|| RunProgress::new(training.steps, &setup));
-        let mut run = Self {
+        let progress = self.is_first().then(|| RunProgress::new(training.steps, &self));
+        let mut run = Run {
             model,
             optimizer,
-            setup,
+            setup: self,
             training,
             saving,
             evaluations,
             progress,
             counted: Counted::default(),
             costs: None,
-            messages: StepMessages::default(),
             next: first,
             step: None,
             was_stopped: false,
@@ -183,7 +170,9 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         }
         Ok(run)
     }
+}
 
+impl<'a, O: Checkpointed> Run<'a, O> {
     /// Ends the step before, and returns the number of the next one, from 0. Ending a step records
     /// it, and saves a checkpoint if one is due. Returns `None` after the last step, after a
     /// signal, and when evaluations no longer improve.
@@ -217,7 +206,7 @@ impl<'a, O: Checkpointed> Run<'a, O> {
     ///
     /// # Errors
     /// The error of `microbatch`; errors of [`ShardedModel::begin_step`] and of
-    /// [`RunStep::finish`](hsdp::Step::finish). [`Failure::Work`] if no step has begun.
+    /// [`Step::finish`](hsdp::Step::finish). [`Failure::Work`] if no step has begun.
     pub fn gradients<E: Into<Failure>>(
         &mut self,
         mut microbatch: impl FnMut(Pass<'_>, Place) -> Result<(), E>,
@@ -230,7 +219,6 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         let rank = self.model.rank();
         let count = self.options().microbatches;
         let asked = self.setup.is_interrupted();
-        self.messages.begin(self.model.world());
         self.counted.begin(self.model.world());
         let mut step = self.model.begin_step(StepOptions {
             weight_hint: self.training.weight_hint,
@@ -287,7 +275,6 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         let record = StepRecord { step: step.number, loss, grad_norm, tokens, seconds, applied };
         step.stage = RunStage::Updated(record, norms);
         self.counted.end(self.model.world());
-        self.messages.end(self.model.world());
         Ok(updated)
     }
 

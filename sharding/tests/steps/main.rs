@@ -344,6 +344,49 @@ fn a_kept_unit_that_a_rank_gathers_along_is_there_for_its_backward() {
     }
 }
 
+/// The reason for the one sequence on devices: where channels are independent, a rank without data
+/// issues their operations in another order than the others. Ranks that have few operations under
+/// way would wait for each other.
+#[test]
+fn a_rank_without_data_issues_in_the_order_of_the_others_in_one_sequence_alone() {
+    let unit = |at| Unit::new(format!("{at}")).param(Param::new(format!("{at}.weight"), [24]));
+    let spec = ModelSpec::new().unit(unit(0)).unit(unit(1).keep()).unit(unit(2)).unit(unit(3));
+    let mesh = Mesh::new(2, 2).expect("a mesh");
+    let plan = Plan::new(spec, mesh, PlanOptions::default()).expect("a plan");
+    let mut programs = Programs::new(&plan, 1);
+    programs.order = plan.order().to_vec();
+    let script = |input, microbatches| {
+        let intent = Intent::Step { microbatches: Some(2), input };
+        let mut calls = vec![Call::Begin(Begin { step: 0, intent })];
+        (0..microbatches).for_each(|_| calls.extend(programs.plain_microbatch()));
+        calls.push(Call::Finish);
+        calls
+    };
+    let mut scripts = vec![script(Input::Ready, 2); mesh.world_size()];
+    scripts[0] = script(Input::Exhausted, 0);
+    for (sequences, seed) in
+        [Sequences::OfEachChannel, Sequences::One].into_iter().flat_map(|it| [(it, 1), (it, 2)])
+    {
+        let uneven = Uneven::ZeroWeight;
+        let order = UnitOrder::Error;
+        let mut world =
+            World::new(plan.clone(), Rules { sequences, uneven, order, ..Rules::default() }, seed);
+        world.run(scripts.clone()).expect("no rank is stuck");
+        let [without, with] = [0, 1].map(|rank| {
+            let words = world.words(rank);
+            let issued = words.split(' ').filter(|it| it.starts_with(['g', 'r', 'a']));
+            issued.map(str::to_owned).collect::<Vec<_>>()
+        });
+        let sorted = |issued: &[String]| {
+            let mut issued = issued.to_vec();
+            issued.sort_unstable();
+            issued
+        };
+        assert_eq!(sorted(&without), sorted(&with));
+        assert_eq!(without == with, sequences == Sequences::One, "{without:?}, {with:?}");
+    }
+}
+
 /// Returns the kind of a collective of units, and the bytes that a rank receives from other
 /// members; nothing if there are none.
 fn received(plan: &Plan, rank: Rank, call: Collective) -> Option<(usize, u64)> {

@@ -90,6 +90,8 @@ pub(crate) struct World {
     operations: BTreeMap<Key, Vec<(usize, String)>>,
     /// What each rank says in each exchange.
     exchanges: Vec<BTreeMap<usize, Exchange>>,
+    /// The number of operations that the ranks have issued before each exchange.
+    issued: Vec<usize>,
     /// Number of exchanges of each rank.
     said: Vec<usize>,
     draws: Draws,
@@ -123,6 +125,7 @@ impl World {
             rules,
             operations: BTreeMap::new(),
             exchanges: Vec::new(),
+            issued: Vec::new(),
             draws: Draws(seed | 1),
             weight_hint: 0,
             overflows: false,
@@ -176,6 +179,7 @@ impl World {
     pub(crate) fn abort(&mut self) {
         self.operations.clear();
         self.exchanges.clear();
+        self.issued.clear();
         self.said.fill(0);
         for member in &mut self.members {
             member.machine.abort();
@@ -292,12 +296,34 @@ impl World {
                 self.exchanges.resize(self.exchanges.len().max(number + 1), BTreeMap::new());
                 self.exchanges[number].insert(rank, exchange);
                 self.members[rank].waits = Some(Wait::Exchange(number));
-                Ok(())
+                self.check_place(rank, number, exchange)
             }
             Output::Hand { .. } | Output::Free { .. } | Output::Accumulate(_) | Output::Fold(_) => {
                 Ok(())
             }
         }
+    }
+
+    /// Checks that all ranks have issued equally many operations before an exchange, if these are
+    /// one sequence. Then exchanges and operations are in one order on all ranks, except exchanges
+    /// of weights and of units.
+    fn check_place(
+        &mut self,
+        rank: usize,
+        number: usize,
+        exchange: Exchange,
+    ) -> Result<(), String> {
+        let issued = self.members[rank].stream.len();
+        if number == self.issued.len() {
+            self.issued.push(issued);
+        }
+        let first = self.issued[number];
+        let is_anywhere = matches!(exchange, Exchange::Weights | Exchange::Unit { .. });
+        if self.rules.sequences == Sequences::One && !is_anywhere && issued != first {
+            let what = format!("rank {rank} comes to {exchange} after {issued}, not {first}");
+            return Err(self.describe(&what));
+        }
+        Ok(())
     }
 
     fn issue(

@@ -33,7 +33,7 @@ use hsdp::{
 };
 use hsdp_sharding::step::{Output, Sequences};
 use hsdp_sharding::{DType, Plan, Rank};
-use hsdp_simulator::{DataPresence, LossScale, Microbatches, ModelPlacement, Order, RankStep};
+use hsdp_simulator::{Microbatches, ModelPlacement, Order};
 use hsdp_tests::support::comparison::Comparison;
 use hsdp_tests::support::drawn::Drawn;
 use hsdp_tests::support::flights::{Flight, difference_of, expected, members};
@@ -216,33 +216,29 @@ fn the_simulator_lists_what_the_machine_says() {
         for accumulation in Accumulation::ALL {
             for microbatches in [Microbatches::Given(3), Microbatches::Asked(2)] {
                 let options = ModelOptions { accumulation, ..options(mesh(2, 2)) };
-                let step = |data| {
-                    let loss_scale = LossScale::Fixed;
-                    RankStep { microbatches, placement, data, loss_scale }
-                };
-                compare_with_simulator(&options, sequences, step);
+                compare_with_simulator(&options, sequences, microbatches, placement);
             }
         }
     }
 }
 
-/// Compares the second step of a world whose last rank has no data for it.
+/// Compares the second step of a world.
 fn compare_with_simulator(
     options: &ModelOptions,
     sequences: Sequences,
-    step: impl Fn(DataPresence) -> RankStep,
+    microbatches: Microbatches,
+    placement: ModelPlacement,
 ) {
     let spec = keeping_the_second();
-    let case = Case { microbatches: step(DataPresence::Present).microbatches, with_data: 3 };
+    let case = Case { microbatches, ..GIVEN };
     let plan = Plan::new(spec.clone(), options.mesh, options.plan_options()).expect("a plan");
     let plan = Arc::new(plan);
     let programs: Vec<_> = options.mesh.ranks().map(|rank| program(&spec, rank, case)).collect();
     let said = machines::outputs(&plan, machines::rules(options, sequences), &programs);
+    let order = Order::of(&plan, microbatches, placement);
     for (rank, said) in plan.mesh().ranks().zip(said) {
-        let has_data = rank.index() < case.with_data;
-        let data = if has_data { DataPresence::Present } else { DataPresence::Absent };
         let said: Vec<Placed> = said.into_iter().filter(|it| it.step == 1).collect();
-        let listed = listed(&plan, rank, &Order::of(&plan, step(data)));
+        let listed = listed(&plan, rank, &order);
         let difference = difference_of(&listed, &expected(&plan, rank, &said));
         assert_eq!(difference, None, "rank {rank}, {sequences:?}, {options:?}");
     }

@@ -24,7 +24,8 @@ fn files(folder: &Path) -> Vec<String> {
 }
 
 fn read(folder: &Path, rank: usize) -> FlightRecord {
-    FlightRecord::read_from(&folder.join(format!("rank-{rank}.json"))).expect("a record")
+    let text = fs::read_to_string(folder.join(format!("rank-{rank}.json"))).expect("a file");
+    FlightRecord::from_json(&text).expect("a record")
 }
 
 #[test]

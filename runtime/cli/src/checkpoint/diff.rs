@@ -87,13 +87,15 @@ fn of_heads(first: &Generation, second: &Generation) -> Vec<String> {
     lines
 }
 
-/// Returns the number of elements that differ in a tensor, and the largest difference.
+/// Returns the number of elements that differ in a tensor, how many of them are NaN on a side, and
+/// the largest difference of the others.
 fn of_tensors(
     name: &str,
     numel: u64,
     generations: [&Generation; 2],
 ) -> Result<Option<String>, Box<dyn Error>> {
     let mut differ = 0_u64;
+    let mut nan = 0_u64;
     let mut most = 0.0_f32;
     for start in (0..numel).step_by(BLOCK) {
         let len = usize::try_from((numel - start).min(BLOCK as u64))?;
@@ -104,10 +106,18 @@ fn of_tensors(
         let [a, b] = generations.map(read);
         for (a, b) in a?.into_iter().zip(b?).filter(|(a, b)| a.to_bits() != b.to_bits()) {
             differ += 1;
-            most = most.max((a - b).abs());
+            match a.is_nan() || b.is_nan() {
+                true => nan += 1,
+                false => most = most.max((a - b).abs()),
+            }
         }
     }
-    let name = name.escape_debug();
-    let line = format!("{name}: {differ} of {numel} elements differ, by at most {most:e}");
+    let mut line = format!("{}: {differ} of {numel} elements differ", name.escape_debug());
+    if nan > 0 {
+        line += &format!(", {nan} of them NaN on one side or both");
+    }
+    if differ > nan {
+        line += &format!(", by at most {most:e}");
+    }
     Ok((differ > 0).then_some(line))
 }

@@ -10,7 +10,7 @@ use hsdp_train::stderr::in_one_line;
 use hsdp_train::{print, print_json};
 use serde_json::{Value, json};
 
-use super::{Format, MOST_TRIES, store};
+use super::{MOST_TRIES, store};
 use crate::CommandOutcome;
 
 /// Options of `hsdp checkpoint ls`.
@@ -20,9 +20,9 @@ pub(crate) struct LsArgs {
     #[arg(value_name = "DIR")]
     directory: PathBuf,
 
-    /// Format of the output
-    #[arg(long, value_name = "FORMAT", default_value = "text")]
-    format: Format,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 /// Lists all checkpoints except those that a running job removes meanwhile. Returns `Wrong` if a
@@ -33,9 +33,9 @@ pub(crate) fn run(options: &LsArgs) -> Result<CommandOutcome, Box<dyn Error>> {
     if rows.is_empty() {
         return Err(format!("there is no checkpoint in {}", options.directory.display()).into());
     }
-    match options.format {
-        Format::Text => print(format_args!("{}\n{}", table(&rows), unread(&rows)))?,
-        Format::Json => print_json(&Value::Array(rows.iter().map(in_json).collect()))?,
+    match options.json {
+        true => print_json(&Value::Array(rows.iter().map(in_json).collect()))?,
+        false => print(format_args!("{}\n{}", table(&rows), unread(&rows)))?,
     }
     let is_well = rows.iter().all(|row| row.opened.is_ok());
     Ok(if is_well { CommandOutcome::Well } else { CommandOutcome::Wrong })

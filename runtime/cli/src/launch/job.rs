@@ -3,11 +3,10 @@
 use std::error::Error;
 use std::ffi::{OsStr, OsString};
 use std::net::{Ipv4Addr, TcpListener};
-use std::num::NonZeroUsize;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::{env, fs, io, thread};
+use std::{env, io};
 
 use clap::Args;
 use nix::unistd::Uid;
@@ -82,7 +81,8 @@ impl LaunchJob {
     /// its own lines.
     fn under(&self, mpirun: &Mpirun) -> io::Result<Command> {
         let mut arguments: Vec<OsString> = vec!["-n".into(), self.ranks.to_string().into()];
-        if mpirun.family == MpiFamily::OpenMpi && self.ranks as usize > cores() {
+        if mpirun.family == MpiFamily::OpenMpi {
+            // It changes nothing where there is a core for each rank.
             arguments.push("--oversubscribe".into());
         }
         arguments.push(env::current_exe()?.into());
@@ -135,22 +135,6 @@ fn mpirun(options: &LaunchArgs) -> Result<Mpirun, String> {
         ));
     }
     Ok(mpirun)
-}
-
-/// Returns the number of physical cores, at most the available ones: Open MPI counts cores, not
-/// hardware threads.
-fn cores() -> usize {
-    let available = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let mut cores: Vec<[String; 2]> = Vec::new();
-    for cpu in fs::read_dir("/sys/devices/system/cpu").into_iter().flatten().flatten() {
-        let id = |name: &str| fs::read_to_string(cpu.path().join("topology").join(name));
-        if let (Ok(package), Ok(core)) = (id("physical_package_id"), id("core_id")) {
-            cores.push([package, core]);
-        }
-    }
-    cores.sort();
-    cores.dedup();
-    if cores.is_empty() { available } else { available.min(cores.len()) }
 }
 
 /// Name of the variable with the socket that attendants connect to.

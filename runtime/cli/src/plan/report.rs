@@ -13,7 +13,7 @@ use super::Planned;
 /// The tables of units, memory and traffic.
 pub(super) fn text(planned: &Planned) -> String {
     let mut parts = vec![heading(planned), units(planned).to_string()];
-    for place in &planned.memory.places {
+    for place in &planned.memory {
         parts.push(memory(place).to_string());
     }
     parts.push("memory is the same on every rank, except `optimizer` and `update`: these are of the rank with the most".to_owned());
@@ -172,15 +172,7 @@ pub(super) fn grouped(number: u64) -> String {
     text
 }
 
-/// Peak memory of a rank. Each category has the peak of the rank with the most.
-#[derive(Clone, Debug)]
-pub(super) struct PlacedMemory {
-    /// Memory in the place of the model, and in the host if a device's model takes memory there for
-    /// offloaded parts or an exchange.
-    pub(super) places: Vec<MemoryPlace>,
-}
-
-/// Peaks in one place.
+/// Peak memory of a rank in one place. Each category has the peak of the rank with the most.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MemoryPlace {
     /// Name of the place: `host` or `device`.
@@ -202,25 +194,26 @@ pub(super) struct HeldCategory {
 
 const PHASES: [Phase; 2] = [Phase::Forward, Phase::Backward];
 
-impl PlacedMemory {
-    pub(super) fn on_host(plan: &Plan) -> Self {
+impl MemoryPlace {
+    /// Returns the memory of a model on the host.
+    pub(super) fn on_host(plan: &Plan) -> Vec<Self> {
         let full = PHASES.map(|phase| plan.full_in(phase));
-        Self { places: vec![MemoryPlace { name: "host", peaks: plan.memory(), full }] }
+        vec![Self { name: "host", peaks: plan.memory(), full }]
     }
 
-    pub(super) fn on_device(plan: &Plan, offload: Offload) -> Self {
+    /// Returns the memory of a model on a device: that of the device, and that of the host if the
+    /// model takes memory there for offloaded parts or an exchange.
+    pub(super) fn on_device(plan: &Plan, offload: Offload) -> Vec<Self> {
         let full = PHASES.map(|phase| plan.full_in_on_device(phase));
         let peaks = plan.memory_on_device(offload);
-        let mut places = vec![MemoryPlace { name: "device", peaks, full }];
+        let mut places = vec![Self { name: "device", peaks, full }];
         let peaks = plan.memory_offloaded(offload);
         if offload != Offload::None || peaks.total() > ByteCount::ZERO {
-            places.push(MemoryPlace { name: "host", peaks, full: [ByteCount::ZERO; 2] });
+            places.push(Self { name: "host", peaks, full: [ByteCount::ZERO; 2] });
         }
-        Self { places }
+        places
     }
-}
 
-impl MemoryPlace {
     /// Returns the categories in the order in which they are allocated, `full` once for each phase,
     /// and `update` if it takes memory.
     pub(super) fn categories(&self) -> impl Iterator<Item = HeldCategory> + use<> {

@@ -6,8 +6,8 @@ use std::fmt::Write as _;
 use hsdp_comm::Stage;
 use hsdp_sharding::ByteCount;
 use hsdp_simulator::{
-    Error, Found, Lane, Machine, Microbatches, Search, Span, StepMemory, Time, What, Work,
-    Workload, trace,
+    Error, Found, Lane, Machine, Microbatches, ModelPlacement, Search, Span, StepMemory, Time,
+    What, Work, Workload, trace,
 };
 
 use super::{Searched, behind, counts, memory_in_words, ties};
@@ -60,12 +60,13 @@ fn step(found: &Found, machine: &Machine) -> Result<(String, String), Error> {
     let drawn = count.min(MOST_DRAWN);
     let microbatches = Microbatches::Given(drawn);
     let workload = Workload { microbatches, ..found.workload.clone() };
-    let (timing, spans) = trace(&workload.orders(machine), &workload.costs(machine)?)?;
+    let order = workload.order(machine);
+    let (timing, spans) = trace(&order, &workload.costs(machine)?)?;
     let mut text = "Rank 0, from the beginning of the step to the end of the update. Point at a part for its name and its times.".to_owned();
     if drawn < count {
         let _ = write!(text, " The step has {count} microbatches; one of {drawn} is drawn.");
     }
-    Ok((text, time_line(&spans, timing.step)))
+    Ok((text, time_line(&spans, order.placement, timing.step)))
 }
 
 fn summary(searched: &Searched<'_>) -> String {
@@ -217,7 +218,7 @@ const LINE_TOP: f64 = 8.0;
 
 /// Draws the lanes of the first color. Spans that are narrower than a tenth of a unit are left out
 /// if another of their kind is next to them.
-fn time_line(spans: &[Span], step: Time) -> String {
+fn time_line(spans: &[Span], placement: ModelPlacement, step: Time) -> String {
     let mut lanes: BTreeMap<Lane, Vec<&Span>> = BTreeMap::new();
     let drawn =
         |span: &&Span| span.color == 0 && kind(span.what).is_some() && span.begins < span.ends;
@@ -228,7 +229,9 @@ fn time_line(spans: &[Span], step: Time) -> String {
     let mut content = String::new();
     for (row, (lane, spans)) in lanes.iter().enumerate() {
         let y = LINE_TOP + LINE_ROW * row as f64;
-        content += &text(LINE_LEFT - 10.0, y + 19.0, "end", name(*lane));
+        // A thread that is drawn computes.
+        let name = if *lane == Lane::Host { "computation" } else { lane.name(placement) };
+        content += &text(LINE_LEFT - 10.0, y + 19.0, "end", name);
         for (begins, ends, what) in merged(spans, step) {
             let (class, word) = kind(what).unwrap_or(("", ""));
             let x = LINE_LEFT + begins.seconds() * scale;
@@ -299,16 +302,6 @@ fn kind(what: What) -> Option<(&'static str, &'static str)> {
         What::Launch(_) | What::Issue(_) | What::Wait(_) => return None,
     };
     Some(KINDS[index])
-}
-
-fn name(lane: Lane) -> &'static str {
-    match lane {
-        Lane::Host | Lane::Computation => "computation",
-        Lane::Collectives(0) => "exchanges",
-        Lane::Collectives(1) => "collectives",
-        Lane::Collectives(2) => "reductions",
-        Lane::Collectives(_) => "all-reduces",
-    }
 }
 
 fn legend(y: f64) -> String {

@@ -54,10 +54,11 @@ pub(super) fn write(
     if outputs.timeline.is_none() && outputs.chakra.is_none() {
         return Ok(());
     }
-    let orders = workload.orders(machine);
+    let order = workload.order(machine);
     let costs = workload.costs(machine)?;
-    let blocks = orders.of.values().flat_map(|order| &order.blocks);
-    let actions = blocks
+    let actions = order
+        .blocks
+        .iter()
         .fold(0u64, |sum, it| sum.saturating_add(it.times.saturating_mul(it.actions.len() as u64)));
     let mesh = workload.plan.mesh();
     let ranks = mesh.world_size();
@@ -74,7 +75,7 @@ pub(super) fn write(
         }
         at_most("ranks", actions, ranks, MAX_NODES)?;
     }
-    let traces = Traces { orders: &orders, spec: workload.plan.spec(), costs: &costs };
+    let traces = Traces { order: &order, spec: workload.plan.spec(), costs: &costs };
     if let Some(file) = &outputs.timeline {
         write_timeline(&traces, &costs, file)?;
     }
@@ -103,13 +104,13 @@ fn write_timeline(
     costs: &dyn Costs,
     file: &Output,
 ) -> Result<(), Box<dyn Error>> {
-    let (timing, spans) = trace(traces.orders, costs)?;
+    let (timing, spans) = trace(traces.order, costs)?;
     let written = file.write(|mut sink| traces.write_timeline(&timing, &spans, &mut sink));
     Ok(written.map_err(cannot_write)?)
 }
 
 fn write_chakra(traces: &Traces<'_>, folder: &OutputFolder) -> Result<(), String> {
-    let mesh = traces.orders.mesh;
+    let mesh = traces.order.mesh;
     let written = folder.write(|folder| {
         replace_with(&folder.join("groups.json"), |mut sink| {
             traces.write_chakra_groups(&mut sink)

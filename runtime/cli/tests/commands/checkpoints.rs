@@ -91,7 +91,7 @@ fn ls_lists_and_tells_what_is_broken() {
     assert_eq!(code, Some(0));
     assert!(text.contains("10") && text.contains("20") && text.contains("1x1"), "{text}");
     fs::write(place.path("run/step-00000020/manifest.json"), "{}").expect("written");
-    let (code, text, _) = place.checkpoint(&["ls", "/run", "--format", "json"]);
+    let (code, text, _) = place.checkpoint(&["ls", "/run", "--json"]);
     assert_eq!(code, Some(1));
     let list: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     assert_eq!((&list[0]["step"], &list[0]["files"]), (&10.into(), &2.into()));
@@ -111,7 +111,7 @@ fn the_checkpoint_of_a_newer_version_is_no_broken_one_and_no_older_one_takes_its
     let (code, text, _) = place.checkpoint(&["ls", "/run"]);
     assert_eq!(code, Some(1));
     assert!(text.contains("newer") && text.ends_with(&newer) && !text.contains("broken"), "{text}");
-    let (_, text, _) = place.checkpoint(&["ls", "/run", "--format", "json"]);
+    let (_, text, _) = place.checkpoint(&["ls", "/run", "--json"]);
     let list: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     assert!(list[1]["newer"].is_string() && list[1]["broken"].is_null(), "{text}");
     let refused = (Some(2), String::new(), format!("hsdp: {newer}"));
@@ -246,6 +246,36 @@ fn diff_tells_what_differs() {
                     optimizer:exp_avg:w: 12 of 12 elements differ, by at most 1e1\n\
                     w: 12 of 12 elements differ, by at most 1e1\n";
     assert_eq!(text, expected);
+}
+
+#[test]
+fn diff_tells_which_elements_are_nan() {
+    let place = Place::new(&[]);
+    let nan = f32::NAN;
+    let other_nan = f32::from_bits(nan.to_bits() + 1);
+    let others = [
+        ([nan, 2.0, 3.0, nan], "1 of 4 elements differ, 1 of them NaN on one side or both"),
+        (
+            [nan, 2.5, 3.0, other_nan],
+            "3 of 4 elements differ, 2 of them NaN on one side or both, by at most 5e-1",
+        ),
+    ];
+    let save = |name: &str, values: &[f32]| {
+        let mut lease = Store::new(&place.path(name), Arc::new(Disk)).lease("test").expect("free");
+        let draft = lease.begin(1).expect("new");
+        let values = Elements::F32(values);
+        let slice = Slice { tensor: "w", shape: &[4], offset: 0, values };
+        draft.place().write(Writer { index: 0, of: 1 }, &[slice]).expect("written");
+        draft.commit(Head::of_step(1), 1).expect("whole");
+    };
+    save("first", &[1.0, 2.0, 3.0, nan]);
+    for (number, (values, differs)) in others.into_iter().enumerate() {
+        let name = format!("other{number}");
+        save(&name, &values);
+        let expected = (Some(1), format!("w: {differs}\n"), String::new());
+        assert_eq!(place.checkpoint(&["diff", "/first", &format!("/{name}")]), expected);
+        assert_eq!(place.checkpoint(&["diff", &format!("/{name}"), "/first"]), expected);
+    }
 }
 
 /// A running job saves, and its retention removes what these commands read.

@@ -43,6 +43,7 @@ fn scripts_are_read_by_their_shells_and_know_the_commands() {
 #[test]
 fn other_shells_are_refused_in_one_line() {
     let told = Folder::new().refused(&["completions", "csh"]);
-    let expected = "hsdp: invalid value 'csh' for '<SHELL>' [possible values: bash, zsh, fish]";
+    let expected = "hsdp: invalid value 'csh' for '<SHELL>' \
+                    [possible values: bash, elvish, fish, powershell, zsh]";
     assert_eq!(told, expected);
 }

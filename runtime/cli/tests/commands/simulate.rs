@@ -217,6 +217,24 @@ fn at_most_eight_microbatches_are_drawn() {
     assert_eq!(page.matches("<title>backward, ").count(), 8);
 }
 
+/// On a host each channel is a lane of its own, and on a device all are one.
+#[test]
+fn the_lanes_of_a_step_are_named_by_the_place_of_the_model() {
+    let folder = Folder::new();
+    let file = folder.at("page.html");
+    for (machine, ranks, lane) in
+        [("two-core-cpu", "4", ">reductions</text>"), ("a100-node", "8", ">collectives</text>")]
+    {
+        let space = ["--ranks", ranks, "--machine", machine, "--batch-tokens", "65536"];
+        let found = ["search", "gpt2-small", "--top", "1", "--memory", "64GiB", "--html", &file];
+        json(&[&found[..], &space].concat());
+        let page = fs::read_to_string(&file).expect("written");
+        for name in [">reductions</text>", ">collectives</text>"] {
+            assert_eq!(page.contains(name), name == lane, "{machine}: {name}");
+        }
+    }
+}
+
 /// Those that need the state on the host are searched with it there.
 #[test]
 fn a_search_finds_only_what_simulate_takes() {

@@ -34,8 +34,10 @@ fn records_are_explained_as_the_library_does() {
     let folder = Folder::new();
     failed(folder.path());
     let files = [0, 1, 2].map(|rank| folder.at(&format!("rank-{rank}.json")));
-    let read = |file| FlightRecord::read_from(Path::new(file)).expect("a record");
-    let records = files.each_ref().map(read);
+    let records = files.each_ref().map(|file| {
+        let text = fs::read_to_string(file).expect("a file");
+        FlightRecord::from_json(&text).expect("a record")
+    });
     let explanation = explain(&records);
     let expected = (Some(0), format!("{explanation}\n"), String::new());
     assert_eq!(hsdp(&["trace", &folder.name()]), expected);

@@ -73,9 +73,6 @@ impl<'a> Route<'a> {
     /// the protocol that are fastest by its model.
     pub(super) fn cost(&self, collective: CollectiveKind, bytes: u64) -> Cost {
         let bytes = bytes as f64;
-        if collective == CollectiveKind::AllToAll {
-            return self.all_to_all(bytes);
-        }
         let rings = PROTOCOLS.iter().map(|protocol| self.ring(protocol, collective, bytes));
         let trees = PROTOCOLS.iter().map(|protocol| self.tree(protocol, bytes));
         let trees = trees.filter(|_| collective == CollectiveKind::AllReduce);
@@ -116,7 +113,7 @@ impl<'a> Route<'a> {
     fn own_part(&self, collective: CollectiveKind, bytes: f64) -> f64 {
         let passes = match collective {
             CollectiveKind::AllReduce | CollectiveKind::ReduceScatter => 3.0,
-            CollectiveKind::AllGather | CollectiveKind::AllToAll => 2.0,
+            CollectiveKind::AllGather => 2.0,
         };
         passes * bytes / self.members / self.memory
     }
@@ -138,30 +135,6 @@ impl<'a> Route<'a> {
         Cost {
             idle: costs.base + 2.0 * steps,
             carrying: self.carrying([2.0 * bytes, between], costs),
-        }
-    }
-
-    /// Returns the cost of an all-to-all: each member sends `1/n` of the bytes to each other one,
-    /// to all at the same time, with the protocol Simple. So the links in a machine and the network
-    /// carry bytes at the same time, and a machine's members together send all that leaves it.
-    ///
-    /// NCCL's user guide, "Point-to-point communication": an all-to-all is a group of sends and
-    /// receives. The factor of its bus bandwidth in nccl-tests is `(n - 1) / n`.
-    fn all_to_all(&self, bytes: f64) -> Cost {
-        let [.., simple] = &PROTOCOLS;
-        let part = bytes / self.members;
-        let inside = part * (self.most - 1) as f64 / self.bandwidth;
-        let between = |network: &Network| {
-            let leaving = self.shape.parts().iter().map(|on| {
-                let members = on.members as f64;
-                part * members * (self.members - members) / network.of_group(on)
-            });
-            leaving.fold(0.0, f64::max)
-        };
-        let step = self.network.as_ref().map_or(self.step, |network| network.step);
-        Cost {
-            idle: simple.ring.base + step + self.own_part(CollectiveKind::AllToAll, bytes),
-            carrying: [inside, self.network.as_ref().map_or(0.0, between)],
         }
     }
 
@@ -206,7 +179,7 @@ struct ProtocolCosts {
     /// The part of the bandwidth that data have, in one machine.
     in_machine: f64,
     /// The part of the bandwidth that data have between machines.
-    pub(super) between: f64,
+    between: f64,
 }
 
 /// Time of a step of a ring with the protocol Simple by NVLink, in us.
@@ -214,7 +187,7 @@ const NVLINK_STEP: f64 = 3.4;
 /// Time of such a step by network, in us.
 const NETWORK_STEP: f64 = 14.0;
 
-/// ProtocolCosts from `[base, step by NVLink, step by network]` in us, and the parts of the
+/// Returns costs from `[base, step by NVLink, step by network]` in us, and the parts of the
 /// bandwidth in a machine and between machines.
 const fn costs(times: [f64; 3], parts: [f64; 2]) -> ProtocolCosts {
     let [base, step, network_step] = times;

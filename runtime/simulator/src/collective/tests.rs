@@ -7,12 +7,8 @@ use proptest::prelude::*;
 use super::{CollectiveCost, CollectiveKind, Shape, Shapes, collective_cost, exchange_time};
 use crate::{Machine, Time};
 
-const COLLECTIVES: [CollectiveKind; 4] = [
-    CollectiveKind::AllGather,
-    CollectiveKind::ReduceScatter,
-    CollectiveKind::AllReduce,
-    CollectiveKind::AllToAll,
-];
+const COLLECTIVES: [CollectiveKind; 3] =
+    [CollectiveKind::AllGather, CollectiveKind::ReduceScatter, CollectiveKind::AllReduce];
 const US: f64 = 1e-6;
 /// A byte by NVLink, by all adapters of a machine, and in memory.
 const LINK: f64 = 1.0 / 100e9;
@@ -144,16 +140,6 @@ fn two_machines_send_the_bytes_of_a_tree_once() {
 }
 
 #[test]
-fn an_all_to_all_uses_all_links_at_once() {
-    let inside = cost(&world(&cluster(), 8), CollectiveKind::AllToAll, 8_000_000_000);
-    assert_near(inside.time, 8.4 * US + 3.4 * US + 7e9 * LINK + 2e9 * MEMORY);
-    let between = cost(&world(&cluster(), 16), CollectiveKind::AllToAll, 16_000_000_000);
-    assert_near(between.busy[0], 7e9 * LINK);
-    assert_near(between.busy[1], 8.0 * 8e9 * NETWORK);
-    assert_near(between.time, 8.4 * US + 14.0 * US + 64e9 * NETWORK + 2e9 * MEMORY);
-}
-
-#[test]
 fn a_call_costs_its_start() {
     let mut late = cluster();
     late.set("calls.start", 1e-3, "a test").expect("it is possible");
@@ -183,7 +169,6 @@ fn threads_take_as_long_as_memory_takes() {
         (CollectiveKind::AllGather, 80.0, 2.4e-3),
         (CollectiveKind::ReduceScatter, 96.0, 2.8e-3),
         (CollectiveKind::AllReduce, 128.0, 3.8e-3),
-        (CollectiveKind::AllToAll, 128.0, 3.8e-3),
     ];
     for (collective, mebibytes, expected) in rows {
         let cost = collective_cost(&host, &four, collective, 16 << 20);

@@ -10,15 +10,11 @@ use hsdp_sharding::step::{
 };
 use hsdp_sharding::{AfterForward, Plan, UnitId};
 
-use super::{
-    Action, DataPresence, Microbatches, ModelPlacement, RankStep, Reference, StepBlock,
-    StepOperation, Work,
-};
+use super::{Action, Microbatches, ModelPlacement, Reference, StepBlock, StepOperation, Work};
 
 /// The program of a rank in a step.
 pub(super) struct Script {
     plan: Arc<Plan>,
-    step: RankStep,
     machine: StepMachine,
     blocks: Vec<StepBlock>,
     block: StepBlock,
@@ -33,21 +29,19 @@ pub(super) struct Script {
 }
 
 impl Script {
-    pub(super) fn new(plan: &Arc<Plan>, step: RankStep) -> Self {
+    pub(super) fn new(plan: &Arc<Plan>, placement: ModelPlacement) -> Self {
         let rules = Rules {
-            sequences: match step.placement {
+            sequences: match placement {
                 ModelPlacement::Host => Sequences::OfEachChannel,
                 ModelPlacement::Device => Sequences::One,
             },
             order: UnitOrder::Error,
             uneven: Uneven::ZeroWeight,
-            loss_scale: step.loss_scale,
             ..Rules::default()
         };
         let none = vec![Reference::Here(usize::MAX); plan.spec().units().len()];
         Self {
             plan: Arc::clone(plan),
-            step,
             machine: StepMachine::new(Arc::clone(plan), rules),
             blocks: Vec::new(),
             block: StepBlock { times: 1, ..StepBlock::default() },
@@ -59,9 +53,9 @@ impl Script {
     }
 
     /// Runs the step, and returns its blocks.
-    pub(super) fn run(mut self) -> Vec<StepBlock> {
-        let given = matches!(self.step.microbatches, Microbatches::Given(_));
-        let count = self.step.microbatches.count().max(1);
+    pub(super) fn run(mut self, microbatches: Microbatches) -> Vec<StepBlock> {
+        let given = matches!(microbatches, Microbatches::Given(_));
+        let count = microbatches.count().max(1);
         let repeated = if given { count - 1 } else { count };
         // The machine makes one microbatch for all that are not known to be the last.
         let microbatches = given.then_some(if repeated > 0 { 2 } else { 1 });
@@ -85,9 +79,7 @@ impl Script {
 
     fn microbatch(&mut self) {
         self.feed(StepMachine::begin_microbatch);
-        if self.step.data == DataPresence::Present {
-            self.forward_and_backward();
-        }
+        self.forward_and_backward();
         self.feed(StepMachine::end_microbatch);
     }
 
@@ -180,10 +172,6 @@ impl Script {
                 Conclusion::Headers(Headers { weight_hint: 1, ..Headers::of_data(1) })
             }
             Exchange::Microbatch(input) => Conclusion::Supply(supply(input)),
-            Exchange::Interim { .. } => {
-                self.act(Action::Read);
-                Conclusion::Overflow(None)
-            }
             Exchange::Statement => {
                 self.compute(Work::Norm);
                 self.act(Action::Read);
@@ -232,13 +220,6 @@ impl Script {
         for (place, unit) in units.enumerate() {
             let unit = unit.map_or(0, UnitId::index);
             self.scatters[unit] = Reference::Earlier(place);
-        }
-        let operations = &block.operations;
-        let mut sorted: Vec<usize> = (0..operations.len()).collect();
-        sorted.sort_by_key(|index| operations[*index].channel as usize);
-        block.places = vec![0; sorted.len()];
-        for (place, index) in sorted.into_iter().enumerate() {
-            block.places[index] = place;
         }
         self.blocks.push(block);
     }

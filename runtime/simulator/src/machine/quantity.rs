@@ -29,12 +29,6 @@ impl<M: Measure> Quantity<M> {
         self.value
     }
 
-    /// Returns the source of the value: a datasheet, a record, a fit, or the reason of an estimate.
-    #[must_use]
-    pub fn source(&self) -> &str {
-        &self.source
-    }
-
     fn read(text: &str, source: String) -> Result<Self, String> {
         let value = parse(text, &M::UNIT)?;
         check(value, &M::UNIT).map_err(|problem| format!("{text:?} {problem}"))?;

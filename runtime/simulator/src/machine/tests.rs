@@ -133,11 +133,11 @@ fn a_fit_sets_numbers_by_name() {
     let mut machine = node();
     machine.set("links.machine.efficiency", 0.5, "fitted to a.csv").expect("it is possible");
     let efficiency = &machine.device().expect("it has cards").links.machine.efficiency;
-    assert_eq!((efficiency.value(), efficiency.source()), (0.5, "fitted to a.csv"));
-    let changed: Vec<_> = machine.numbers().into_iter().zip(node().numbers()).collect();
-    let names =
-        changed.iter().filter(|(new, old)| new.value != old.value).map(|it| it.0.name.as_str());
-    assert_eq!(names.collect::<Vec<_>>(), ["links.machine.efficiency"]);
+    assert_eq!(efficiency.value(), 0.5);
+    let numbers = machine.numbers().into_iter().zip(node().numbers());
+    let changed = numbers.filter(|(new, old)| new.value != old.value).map(|(new, _)| new);
+    let names: Vec<_> = changed.map(|new| (new.name, new.source)).collect();
+    assert_eq!(names, [("links.machine.efficiency".into(), "fitted to a.csv".into())]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The costs of a step's actions on a machine.
 
 use std::cell::Cell;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use hsdp_flight::{Channel, Op};
@@ -26,7 +26,7 @@ pub(crate) struct MeshGroups {
     of_axis: [Vec<usize>; 2],
     world: usize,
     shard_size: usize,
-    /// Colors of ranks that all have data.
+    /// The colors of all ranks.
     pub(crate) colors: Colors,
 }
 
@@ -54,7 +54,7 @@ impl MeshGroups {
         let shard_size = mesh.shard_size();
         let of_axis = [shard, replicate];
         let shape = |members, first| shape(&of_axis, world, shard_size, members, first);
-        let colors = Colors::of(mesh, &BTreeSet::new(), &shape);
+        let colors = Colors::of(mesh, &shape);
         Ok(Self { shapes, of_axis, world, shard_size, colors })
     }
 }
@@ -89,7 +89,7 @@ pub(crate) struct OnMachine<'a> {
     update: WorkCost,
     /// Last cost of each collective, with its bytes and its shape. Units that follow each other are
     /// often alike.
-    last: [Cell<Option<(u64, usize, OperationCost)>>; 4],
+    last: [Cell<Option<(u64, usize, OperationCost)>>; 3],
 }
 
 impl<'a> OnMachine<'a> {

@@ -8,8 +8,8 @@ use hsdp_sharding::{Mesh, Offload, Plan, PlanOptions, State};
 
 use super::{MeshGroups, OnMachine, PlanSizes, Workload, check_update, placement};
 use crate::calibrate::{AllReduceRow, StepRow};
-use crate::host::Microbatches;
-use crate::simulation::{Orders, Timing, simulate_among};
+use crate::host::{Microbatches, Order};
+use crate::simulation::{Timing, simulate_among};
 use crate::{
     Batch, CollectiveKind, Computation, Error, GptShape, Machine, Shapes, Time, collective_cost,
 };
@@ -103,7 +103,7 @@ pub struct Placed {
     computation: Arc<Computation>,
     batch: Batch,
     sizes: PlanSizes,
-    orders: Orders,
+    order: Order,
     groups: Arc<MeshGroups>,
 }
 
@@ -122,7 +122,7 @@ impl Placed {
             computation: Arc::clone(&workload.computation),
             batch: workload.batch,
             sizes: PlanSizes::of(&workload.plan, workload.offload)?,
-            orders: workload.orders(machine),
+            order: workload.order(machine),
             groups,
         })
     }
@@ -141,14 +141,14 @@ impl Placed {
 
     /// Predicts the time and its parts, as [`time`](Self::time).
     pub(crate) fn timing(&self, machine: &Machine) -> Result<Timing, Error> {
-        let Self { cards, computation, batch, sizes, orders, groups } = self;
+        let Self { cards, computation, batch, sizes, order, groups } = self;
         assert_eq!(
             (machine.cards(), placement(machine)),
-            (*cards, orders.placement),
+            (*cards, order.placement),
             "cards of the machine, and the placement of the model"
         );
         let costs = OnMachine::of(computation, batch, sizes, machine, Arc::clone(groups))?;
-        let timing = simulate_among(orders, &costs, groups.colors.clone())?;
+        let timing = simulate_among(order, &costs, groups.colors.clone())?;
         if timing.step == Time::MAX { Err(Error::TooLong) } else { Ok(timing) }
     }
 }
@@ -250,7 +250,8 @@ mod tests {
                 steps.iter().map(|it| placing.place(it).expect("placed")).collect();
             for efficiency in [0.9, 0.3, 1e-3] {
                 for (placed, step) in placed.iter().zip(&steps) {
-                    assert_eq!(placed.time(&machine), step.time(&machine));
+                    let predicted = step.predict(&machine).map(|it| it.timing.step);
+                    assert_eq!(placed.time(&machine), predicted);
                 }
                 // The numbers that a fit changes.
                 for name in crate::StepRow::numbers(&machine) {

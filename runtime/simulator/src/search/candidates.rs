@@ -9,9 +9,9 @@ use rayon::prelude::*;
 
 use super::Cell;
 use super::space::{Load, PlanChoice, Space, Unfit};
-use crate::host::{Action, DataPresence, ModelPlacement, StepBlock, Work};
+use crate::host::{Action, ModelPlacement, Order, StepBlock, Work};
 use crate::prediction::{MeshGroups, OnMachine, PlanSizes, check_update, placement, update_cost};
-use crate::simulation::{Costs, Orders};
+use crate::simulation::Costs;
 use crate::{Error, Machine, Processor, Workload};
 
 /// A candidate that fits.
@@ -198,10 +198,10 @@ const ROUNDING: f64 = 1.0 - 1e-6;
 impl PlanCost {
     /// Returns the costs of a plan, which are those of any of its workloads with two microbatches.
     pub(super) fn new(workload: &Workload, costs: &OnMachine<'_>, on: ModelPlacement) -> Self {
-        let orders = Orders::all_present(&workload.plan, workload.microbatches, on);
+        let order = Order::of(&workload.plan, workload.microbatches, on);
         let mut cost = Self { repeated: Least::default(), once: Least::default() };
         // The opening, the repeated microbatch, and the last.
-        for (index, block) in orders.of[&DataPresence::Present].blocks.iter().enumerate() {
+        for (index, block) in order.blocks.iter().enumerate() {
             let least = of_block(block, costs, on);
             if index == 1 { cost.repeated = least } else { cost.once.add(least, 1.0) }
         }

@@ -128,30 +128,36 @@ struct Parked;
 
 impl SimulatedWorld<'_> {
     /// Runs a block on all colors, microbatch `number` of the step.
-    pub(super) fn run(&mut self, blocks: &[&StepBlock], number: u64) -> Result<(), Error> {
+    ///
+    /// All colors have the same actions. So the one that has done the fewest waits for operations
+    /// that all have issued, and goes on.
+    ///
+    /// # Errors
+    /// [`Error::Stuck`] if the block waits for an operation that it has not issued.
+    pub(super) fn run(&mut self, block: &StepBlock, number: u64) -> Result<(), Error> {
         let Self { mesh, placement, ref colors, costs, .. } = *self;
         let world = Machinery { mesh, placement, colors, costs };
-        let meetings = Meetings::new(&world, blocks);
+        let meetings = Meetings::new(&world, block);
         let ranks = &mut self.ranks;
         let spans = &mut self.spans;
-        let mut run = BlockRun { world, meetings, ranks, spans, number };
+        let mut run = BlockRun { world, block, meetings, ranks, spans, number };
         let mut progress: Vec<ColorProgress> =
-            blocks.iter().map(|it| ColorProgress::in_block(it)).collect();
-        let all = blocks.iter().map(|block| block.actions.len()).sum::<usize>();
+            (0..colors.len()).map(|_| ColorProgress::in_block(block)).collect();
+        let all = colors.len() * block.actions.len();
         #[cfg(test)]
         DONE.with(|done| done.set(done.get() + all as u64));
         let mut done = 0;
         while done < all {
             for (color, progress) in progress.iter_mut().enumerate() {
-                run.advance(color, blocks[color], progress);
+                run.advance(color, progress);
             }
             let now = progress.iter().map(|it| it.actions).sum();
             if now == done {
-                run.pass_by(blocks, &mut progress)?;
+                return Err(Error::Stuck);
             }
             done = now;
         }
-        run.end(blocks)
+        run.end()
     }
 }
 
@@ -167,6 +173,7 @@ struct Doing {
 /// A run of a block.
 struct BlockRun<'a> {
     world: Machinery<'a>,
+    block: &'a StepBlock,
     meetings: Meetings<'a>,
     ranks: &'a mut ColorRanks,
     spans: &'a mut Option<Vec<Span>>,
@@ -175,14 +182,14 @@ struct BlockRun<'a> {
 
 impl BlockRun<'_> {
     /// Does the actions of a color, up to one that is parked.
-    fn advance(&mut self, color: usize, block: &StepBlock, progress: &mut ColorProgress) {
-        while let Some(action) = block.actions.get(progress.actions) {
+    fn advance(&mut self, color: usize, progress: &mut ColorProgress) {
+        while let Some(action) = self.block.actions.get(progress.actions) {
             let done = match *action {
                 Action::Issue(index) => {
                     self.issue(color, index, progress, Time::ZERO);
                     Ok(())
                 }
-                Action::IssueReady => self.issue_ready(color, block, progress),
+                Action::IssueReady => self.issue_ready(color, progress),
                 Action::Need(reference) => self.need(color, reference),
                 Action::Settle(reference) => self.settle(color, reference),
                 Action::Read => {
@@ -201,21 +208,6 @@ impl BlockRun<'_> {
         }
     }
 
-    /// Where all colors are parked: the first in time that asks whether a reduce-scatter is
-    /// complete goes on without it. All others wait for operations that such a color issues later,
-    /// so the reduce-scatter, which lacks a member, is not complete at this time.
-    fn pass_by(&self, blocks: &[&StepBlock], progress: &mut [ColorProgress]) -> Result<(), Error> {
-        let asks = |color: &usize| {
-            blocks[*color].actions.get(progress[*color].actions) == Some(&Action::IssueReady)
-        };
-        let asking = (0..blocks.len()).filter(asks);
-        let first = asking.min_by_key(|color| self.ranks.of[*color].host).ok_or(Error::Stuck)?;
-        let progress = &mut progress[first];
-        progress.asked = progress.scattered(blocks[first]);
-        progress.actions += 1;
-        Ok(())
-    }
-
     fn is_on_host(&self) -> bool {
         self.world.placement == ModelPlacement::Host
     }
@@ -226,7 +218,7 @@ impl BlockRun<'_> {
             return;
         }
         let cost = self.meetings.cost(color, index);
-        let operation = *self.meetings.operation(color, index);
+        let operation = self.block.operations[index];
         let share = Share::of(operation.stage);
         let what = What::Issue(operation);
         let is_on_host = self.is_on_host();
@@ -250,12 +242,8 @@ impl BlockRun<'_> {
     /// A thread that finds a reduce-scatter incomplete comes back later. If the simulation decided
     /// so by times, a faster machine could take more time: the thread would come before the end of
     /// the reduce-scatter, and not behind it. So it decides by the number of calls.
-    fn issue_ready(
-        &mut self,
-        color: usize,
-        block: &StepBlock,
-        progress: &mut ColorProgress,
-    ) -> Result<(), Parked> {
+    fn issue_ready(&mut self, color: usize, progress: &mut ColorProgress) -> Result<(), Parked> {
+        let block = self.block;
         let scattered = progress.scattered(block);
         // The reduce-scatter of a group of one is complete when it is issued.
         let due = if self.world.mesh.shard_size() == 1 { scattered } else { progress.asked };
@@ -278,7 +266,7 @@ impl BlockRun<'_> {
         match reference {
             Reference::Here(index) => {
                 let times = self.meetings.times(color, index).ok_or(Parked)?;
-                Ok(Some((*self.meetings.operation(color, index), times)))
+                Ok(Some((self.block.operations[index], times)))
             }
             Reference::Earlier(place) => Ok(self.ranks.of[color].earlier.get(place).copied()),
         }
@@ -356,23 +344,20 @@ impl BlockRun<'_> {
     }
 
     /// Ends a block: the next one may refer to its reduce-scatters.
-    fn end(self, blocks: &[&StepBlock]) -> Result<(), Error> {
-        let Self { meetings, ranks, spans, number, .. } = self;
-        if !ranks.streams.are_done() {
-            return Err(Error::Stuck);
-        }
-        for (color, block) in blocks.iter().enumerate() {
+    fn end(self) -> Result<(), Error> {
+        let Self { block, meetings, ranks, spans, number, .. } = self;
+        for (color, rank) in ranks.of.iter_mut().enumerate() {
             let times = |index| meetings.times(color, index).ok_or(Error::Stuck);
             // The exchange in which ranks say that they have no other microbatch is a block, too.
             if !block.scatters.is_empty() {
                 let scatters = block.scatters.iter();
                 let scatters = scatters.map(|index| Ok((block.operations[*index], times(*index)?)));
-                ranks.of[color].earlier = scatters.collect::<Result<_, Error>>()?;
+                rank.earlier = scatters.collect::<Result<_, Error>>()?;
             }
             let Some(spans) = spans else { continue };
             for (index, operation) in block.operations.iter().enumerate() {
                 let Times { could, begins, ends } = times(index)?;
-                let lane = Lane::Collectives(meetings.stream(color, index));
+                let lane = Lane::Collectives(meetings.stream(index));
                 let what = What::Operation(*operation);
                 let microbatch = number;
                 let late = begins.saturating_sub(could);

@@ -1,7 +1,7 @@
 //! Ranks that are alike: the coarsest partition in which ranks of one color have groups of one
 //! shape with members of the same colors.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::hash::Hash;
 
 use hsdp_sharding::{Axis, Mesh, Rank};
@@ -61,11 +61,9 @@ impl<K: Clone + Eq + Hash> KeyNumbers<K> {
 
 impl Colors {
     /// Returns the colors of the ranks of a mesh.
-    pub(crate) fn of(mesh: Mesh, absent: &BTreeSet<Rank>, shape: ShapeOf<'_>) -> Self {
-        let mut kinds = KeyNumbers::new();
-        let mut color: Vec<usize> =
-            mesh.ranks().map(|rank| kinds.of(absent.contains(&rank))).collect();
-        let mut count = kinds.len();
+    pub(crate) fn of(mesh: Mesh, shape: ShapeOf<'_>) -> Self {
+        let mut color = vec![0; mesh.world_size()];
+        let mut count = 1;
         loop {
             let [shard, replicate] =
                 [Axis::Shard, Axis::Replicate].map(|axis| groups(mesh, axis, &color, shape));

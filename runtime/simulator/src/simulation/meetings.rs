@@ -8,7 +8,7 @@ use hsdp_sharding::Mesh;
 use super::colors::Colors;
 use super::{Costs, OperationCost};
 use crate::Time;
-use crate::host::{ModelPlacement, StepBlock, StepOperation};
+use crate::host::{ModelPlacement, StepBlock};
 
 /// An operation of a block, in a group.
 #[derive(Clone, Copy, Debug, Default)]
@@ -83,16 +83,9 @@ impl ColorStreams {
         std::array::from_fn(|stream| self.of[color][stream].free)
     }
 
-    /// Returns whether every operation that was issued has its times.
-    pub(super) fn are_done(&self) -> bool {
-        self.of.iter().flatten().all(|stream| stream.queue.is_empty())
-    }
-
-    /// Moves the streams of a color to a later time: that of exchanges, and all others.
-    pub(super) fn advance(&mut self, color: usize, [exchanges, others]: [Time; 2]) {
-        for (stream, by) in self.of[color].iter_mut().zip([exchanges, others, others, others]) {
-            stream.free += by;
-        }
+    /// Moves the streams of a color to a later time.
+    pub(super) fn advance(&mut self, color: usize, by: Time) {
+        self.of[color].iter_mut().for_each(|stream| stream.free += by);
     }
 }
 
@@ -114,50 +107,43 @@ pub(super) struct Machinery<'a> {
 /// The operations of a block in all groups.
 pub(super) struct Meetings<'a> {
     world: Machinery<'a>,
-    /// Blocks by color.
-    blocks: &'a [&'a StepBlock],
-    /// Operations by group and place.
+    block: &'a StepBlock,
+    /// Operations by group and index.
     of: Vec<Vec<OperationMeeting>>,
     /// Times at which a color could have begun an operation, by color and index.
     could: Vec<Vec<Time>>,
 }
 
 impl<'a> Meetings<'a> {
-    pub(super) fn new(world: &Machinery<'a>, blocks: &'a [&'a StepBlock]) -> Self {
-        let most = blocks.iter().map(|block| block.operations.len()).max().unwrap_or(0);
-        let of = vec![vec![OperationMeeting::default(); most]; world.colors.classes()];
-        let could = vec![vec![Time::ZERO; most]; world.colors.len()];
-        Self { world: *world, blocks, of, could }
+    pub(super) fn new(world: &Machinery<'a>, block: &'a StepBlock) -> Self {
+        let count = block.operations.len();
+        let of = vec![vec![OperationMeeting::default(); count]; world.colors.classes()];
+        let could = vec![vec![Time::ZERO; count]; world.colors.len()];
+        Self { world: *world, block, of, could }
     }
 
-    pub(super) fn operation(&self, color: usize, index: usize) -> &'a StepOperation {
-        &self.blocks[color].operations[index]
-    }
-
-    /// Returns the group of an operation, and the operation's place there.
-    fn meeting(&self, color: usize, index: usize) -> (usize, usize) {
-        let group = self.world.colors.group(color, self.operation(color, index).members);
-        (group, self.blocks[color].places[index])
+    /// Returns the group in which ranks of a color make an operation.
+    fn group(&self, color: usize, index: usize) -> usize {
+        self.world.colors.group(color, self.block.operations[index].members)
     }
 
     /// Returns the stream of an operation.
-    pub(super) fn stream(&self, color: usize, index: usize) -> usize {
-        stream(self.operation(color, index).channel, self.world.placement)
+    pub(super) fn stream(&self, index: usize) -> usize {
+        stream(self.block.operations[index].channel, self.world.placement)
     }
 
     /// Returns the cost of an operation for a color.
     pub(super) fn cost(&mut self, color: usize, index: usize) -> OperationCost {
-        let (group, place) = self.meeting(color, index);
-        let operation = self.operation(color, index);
+        let group = self.group(color, index);
         let Machinery { colors, costs, .. } = self.world;
+        let operation = &self.block.operations[index];
         let cost = || costs.operation(operation, colors.class(group).shape);
-        *self.of[group][place].cost.get_or_insert_with(cost)
+        *self.of[group][index].cost.get_or_insert_with(cost)
     }
 
     /// Returns the times of an operation, once all of its members have issued it.
     pub(super) fn times(&self, color: usize, index: usize) -> Option<Times> {
-        let (group, place) = self.meeting(color, index);
-        let OperationMeeting { begins, ends, .. } = self.of[group][place];
+        let OperationMeeting { begins, ends, .. } = self.of[self.group(color, index)][index];
         Some(Times { could: self.could[color][index], begins, ends: ends? })
     }
 
@@ -170,7 +156,7 @@ impl<'a> Meetings<'a> {
         index: usize,
         ready: Time,
     ) {
-        let stream = self.stream(color, index);
+        let stream = self.stream(index);
         let queue = &mut streams.of[color][stream].queue;
         queue.push_back(IssuedOperation { index, ready });
         let mut heads =
@@ -188,8 +174,8 @@ impl<'a> Meetings<'a> {
         let IssuedOperation { index, ready } = *stream.queue.front()?;
         let could = ready.max(stream.free);
         self.could[color][index] = could;
-        let (group, place) = self.meeting(color, index);
-        let meeting = &mut self.of[group][place];
+        let group = self.group(color, index);
+        let meeting = &mut self.of[group][index];
         meeting.heads += 1;
         meeting.begins = meeting.begins.max(could);
         (meeting.heads == self.world.colors.class(group).colors.len()).then_some(index)
@@ -204,10 +190,10 @@ impl<'a> Meetings<'a> {
         index: usize,
         heads: &mut Vec<StreamHead>,
     ) {
-        let stream = self.stream(color, index);
+        let stream = self.stream(index);
         let link = self.cost(color, index).link;
-        let (group, place) = self.meeting(color, index);
-        let meeting = &mut self.of[group][place];
+        let group = self.group(color, index);
+        let meeting = &mut self.of[group][index];
         let ends = meeting.begins + link;
         meeting.ends = Some(ends);
         for color in &self.world.colors.class(group).colors {

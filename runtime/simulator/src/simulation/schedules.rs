@@ -1,15 +1,17 @@
-//! The orders of all ranks as schedules, for the judge.
+//! The order of a step as schedules of all ranks, for the judge.
 
 use std::num::NonZeroU32;
 
 use hsdp_flight::Channel;
 use hsdp_sharding::{Axis, Mesh, Rank};
 
-use super::{Orders, Streams};
-use crate::host::{Action, IssuedHandles, Members, ModelPlacement, StepBlock, StepOperation};
+use super::Streams;
+use crate::host::{
+    Action, IssuedHandles, Members, ModelPlacement, Order, StepBlock, StepOperation,
+};
 use crate::{CommunicatorId, Error, Issue, Schedules};
 
-impl Orders {
+impl Order {
     /// Returns the operations of all ranks in a step, in the order in which their hosts issue them,
     /// with a wait where a host, or what it computes, needs a result. A device has at most so many
     /// `kernels` under way.
@@ -29,9 +31,8 @@ impl Orders {
         let groups = MeshCommunicators::of(self.mesh, &mut schedules)?;
         for rank in self.mesh.ranks() {
             let mut host = HostList { schedules: &mut schedules, groups: &groups, rank, streams };
-            let order = &self.of[&self.data(rank)];
             let mut issued = IssuedHandles::default();
-            for block in &order.blocks {
+            for block in &self.blocks {
                 for _ in 0..block.times {
                     issued.begin(block);
                     host.block(self.placement, block, &mut issued)?;

@@ -1,4 +1,4 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use hsdp_flight::Stage;
@@ -6,7 +6,7 @@ use hsdp_sharding::{Accumulation, Mesh, ModelSpec, Param, Plan, PlanOptions, Ran
 use proptest::prelude::*;
 
 use super::*;
-use crate::host::{LossScale, Members, Microbatches, RankStep, StepOperation, Work};
+use crate::host::{Action, Microbatches, Reference};
 
 const UNITS: u64 = 3;
 
@@ -72,7 +72,7 @@ const ONCE: Case = Case {
     microbatches: Microbatches::Given(1),
 };
 
-fn orders(case: Case, placement: ModelPlacement, absent: &[usize]) -> Orders {
+fn order(case: Case, placement: ModelPlacement) -> Order {
     let unit = |index| Unit::new(format!("u{index}")).param(Param::new(format!("w{index}"), [12]));
     let spec = (0..UNITS).fold(ModelSpec::new(), |spec, index| spec.unit(unit(index)));
     let mesh = Mesh::new(case.mesh[0], case.mesh[1]).expect("a mesh");
@@ -80,22 +80,16 @@ fn orders(case: Case, placement: ModelPlacement, absent: &[usize]) -> Orders {
     let prefetch = case.prefetch;
     let options = PlanOptions { accumulation, prefetch, ..PlanOptions::default() };
     let plan = Arc::new(Plan::new(spec, mesh, options).expect("a plan"));
-    let order = |data| {
-        let microbatches = case.microbatches;
-        let loss_scale = LossScale::Fixed;
-        (data, Order::of(&plan, RankStep { microbatches, placement, data, loss_scale }))
-    };
-    let of = BTreeMap::from([DataPresence::Present, DataPresence::Absent].map(order));
-    Orders { mesh, placement, of, absent: absent.iter().copied().map(Rank::new).collect() }
+    Order::of(&plan, case.microbatches, placement)
 }
 
 fn total(shares: &Shares) -> Time {
-    Share::ALL.map(|share| shares.of(share)).into_iter().sum()
+    Share::ALL.into_iter().fold(Time::ZERO, |sum, share| sum + shares.of(share))
 }
 
 fn step(case: Case, given: Given) -> u64 {
     let placement = given.placement.unwrap_or(ModelPlacement::Host);
-    let timing = simulate(&orders(case, placement, &[]), &given).expect("it ends");
+    let timing = simulate(&order(case, placement), &given).expect("it ends");
     for rank in &timing.ranks {
         assert_eq!(total(&rank.shares), rank.step, "{case:?}, {given:?}: {:?}", rank.shares);
     }
@@ -173,7 +167,7 @@ fn ranks_of_slow_groups_are_waited_for() {
     // Every other shard group straddles machines; all meet in all-reduces.
     let case = Case { mesh: [2, 2], prefetch: 0, ..ONCE };
     let given = Given { gather: 5, computation: 7, machine: 2, ..Given::default() };
-    let timing = simulate(&orders(case, ModelPlacement::Host, &[]), &given).expect("it ends");
+    let timing = simulate(&order(case, ModelPlacement::Host), &given).expect("it ends");
     assert_eq!(timing.ranks.len(), 2, "a color for each replica");
     assert_eq!(timing.step.picoseconds(), 2 * UNITS * (10 + 7));
     let [fast, slow] = [0, 1].map(|color| timing.ranks[color].shares);
@@ -182,15 +176,12 @@ fn ranks_of_slow_groups_are_waited_for() {
 }
 
 #[test]
-fn ranks_without_data_have_a_color_of_their_own() {
-    let given = Given { gather: 5, computation: 7, ..Given::default() };
-    let case = Case { mesh: [2, 4], ..ONCE };
+fn an_order_that_waits_before_it_issues_is_refused() {
     for placement in PLACEMENTS {
-        let timing = simulate(&orders(case, placement, &[7]), &given).expect("it ends");
-        let counts: Vec<usize> = timing.ranks.iter().map(|rank| rank.count).collect();
-        // Three of the first group meet rank 7 in no group; its own shard group has three others.
-        assert_eq!(counts.iter().sum::<usize>(), 8);
-        assert_eq!(counts, [3, 1, 3, 1]);
+        let mut order = order(ONCE, placement);
+        let block = order.blocks.last_mut().expect("the finish");
+        block.actions.insert(0, Action::Need(Reference::Here(0)));
+        assert_eq!(simulate(&order, &Given::default()), Err(Error::Stuck), "{placement:?}");
     }
 }
 
@@ -217,15 +208,15 @@ proptest! {
     fn a_trace_has_the_same_times(
         gather in 0..20u64, reduce in 0..20u64, all_reduce in 0..50u64, computation in 0..20u64, launch in 0..20u64,
         prefetch in 0..4usize, count in 1..40u64, mode in 0..3usize, replicas in 1..4usize, shards in 1..7usize,
-        on_device: bool, asked: bool, machine in 0..9usize, absent in 0..20usize,
+        on_device: bool, asked: bool, machine in 0..9usize,
     ) {
         let placement = PLACEMENTS[usize::from(on_device)];
         let given = Given { gather, reduce, all_reduce, computation, launch, placement: Some(placement), machine };
         let microbatches = if asked { Microbatches::Asked(count) } else { Microbatches::Given(count) };
         let case = Case { mesh: [replicas, shards], accumulation: Accumulation::ALL[mode], prefetch, microbatches };
-        let orders = orders(case, placement, &[absent]);
-        let timing = simulate(&orders, &given).expect("it ends");
-        let (traced, spans) = trace(&orders, &given).expect("it ends");
+        let order = order(case, placement);
+        let timing = simulate(&order, &given).expect("it ends");
+        let (traced, spans) = trace(&order, &given).expect("it ends");
         prop_assert_eq!(&timing, &traced);
         for rank in &timing.ranks {
             prop_assert_eq!(total(&rank.shares), rank.step);

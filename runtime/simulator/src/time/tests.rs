@@ -25,11 +25,8 @@ fn seconds_that_are_no_time_are_refused() {
 fn sums_saturate() {
     assert_eq!(picoseconds(2) + picoseconds(3), picoseconds(5));
     assert_eq!(Time::MAX + picoseconds(1), Time::MAX);
-    assert_eq!(Time::MAX.checked_add(picoseconds(1)), None);
-    assert_eq!(picoseconds(2).checked_add(picoseconds(3)), Some(picoseconds(5)));
     assert_eq!(picoseconds(2).saturating_sub(picoseconds(3)), Time::ZERO);
     assert_eq!(picoseconds(2) * u64::MAX, Time::MAX);
-    assert_eq!([picoseconds(1), picoseconds(2)].into_iter().sum::<Time>(), picoseconds(3));
 }
 
 #[test]

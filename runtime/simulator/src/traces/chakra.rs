@@ -35,8 +35,8 @@ impl Traces<'_> {
     /// If the mesh does not [contain](hsdp_sharding::Mesh::contains) the rank.
     pub fn write_chakra(&self, rank: Rank, sink: &mut impl Write) -> io::Result<()> {
         let mut nodes = Nodes::begin(sink)?;
-        let mut walk = Walk::new(self.orders.placement);
-        for block in &self.orders.of[&self.orders.data(rank)].blocks {
+        let mut walk = Walk::new(self.order.placement);
+        for block in &self.order.blocks {
             let mut prepared = self.prepare(rank, block)?;
             for _ in 0..block.times {
                 walk.block(block, &mut prepared, &mut nodes)?;
@@ -53,7 +53,7 @@ impl Traces<'_> {
     /// # Errors
     /// Errors of the sink.
     pub fn write_chakra_groups(&self, sink: &mut impl Write) -> io::Result<()> {
-        let mesh = self.orders.mesh;
+        let mesh = self.order.mesh;
         let mut groups: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
         for (channel, axis, members) in CHANNELS {
             for rank in mesh.ranks().filter(|_| mesh.axis_size(axis) > 1) {
@@ -66,10 +66,10 @@ impl Traces<'_> {
 
     /// Returns the number of a rank's group for operations of a channel.
     fn group(&self, channel: Channel, members: Members, rank: Rank) -> usize {
-        let mesh = self.orders.mesh;
-        let at = self.orders.mesh.coordinate(rank);
+        let mesh = self.order.mesh;
+        let at = self.order.mesh.coordinate(rank);
         let [replicate, shard] = [mesh.replicate_size(), mesh.shard_size()];
-        match (members, channel, self.orders.placement) {
+        match (members, channel, self.order.placement) {
             (Members::World, ..) => 0,
             (Members::Replicate, ..) => 1 + replicate + at.shard_index,
             (Members::Shard, Channel::Reduce, ModelPlacement::Host) => {
@@ -92,7 +92,7 @@ impl Traces<'_> {
 
     fn operation(&self, rank: Rank, operation: &StepOperation) -> io::Result<PreparedOperation> {
         let members = operation.members;
-        let mesh = self.orders.mesh;
+        let mesh = self.order.mesh;
         let first = match members {
             Members::Shard => mesh.members(Axis::Shard, rank).next(),
             Members::Replicate => mesh.members(Axis::Replicate, rank).next(),
@@ -102,7 +102,7 @@ impl Traces<'_> {
         let cost = self.costs.operation(operation, shape);
         let name = name_of_operation(self.spec, operation);
         let call = computation(format!("issue {name}"), Lane::Host, cost.host);
-        let lane = lane(operation.channel, self.orders.placement);
+        let lane = lane(operation.channel, self.order.placement);
         let moves = members.count(mesh) > 1 && operation.bytes() > 0;
         let group = self.group(operation.channel, members, rank);
         let attributes = attributes(operation, group)?;
@@ -115,7 +115,7 @@ impl Traces<'_> {
     fn work(&self, work: Work) -> PreparedWork {
         let name = name_of_work(self.spec, work);
         let cost = self.costs.work(work);
-        match self.orders.placement {
+        match self.order.placement {
             ModelPlacement::Host => {
                 PreparedWork { host: computation(name, Lane::Host, cost.host), device: None }
             }

@@ -22,9 +22,9 @@ struct Case {
 
 impl Case {
     fn time(&self) -> Time {
-        match self.workload.time(&self.machine) {
+        match self.workload.predict(&self.machine) {
             Err(Error::TooLong) => Time::MAX,
-            time => time.expect("a time"),
+            predicted => predicted.expect("a prediction").timing.step,
         }
     }
 }

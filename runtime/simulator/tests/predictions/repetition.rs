@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use hsdp_sharding::{Accumulation, DType, Mesh, Offload, Plan, PlanOptions, Rank};
 use hsdp_simulator::{
-    Batch, Costs, DataPresence, GptShape, LossScale, Machine, Members, Microbatches, OperationCost,
-    Order, RankStep, Recompute, StepOperation, Timing, Work, WorkCost, Workload, simulate, trace,
+    Batch, Costs, GptShape, Machine, Members, Microbatches, OperationCost, Recompute,
+    StepOperation, Timing, Work, WorkCost, Workload, simulate, trace,
 };
 
 /// The costs of a step, and how often that of an operation was asked for: once for each operation of a microbatch that is simulated.
@@ -46,46 +46,27 @@ fn workload(mesh: [usize; 2], accumulation: Accumulation, microbatches: Microbat
 }
 
 /// The timing of a step on machines of eight cards, that of a simulation of all microbatches, and the number of operations that were simulated.
-fn both(workload: &Workload, absent: &[usize]) -> [(Timing, u64); 2] {
+fn both(workload: &Workload) -> [(Timing, u64); 2] {
     let machine = Machine::bundled("h100-cluster").expect("it is bundled");
-    let mut orders = workload.orders(&machine);
-    let step = RankStep {
-        microbatches: workload.microbatches,
-        placement: orders.placement,
-        data: DataPresence::Absent,
-        loss_scale: LossScale::Fixed,
-    };
-    orders.of.insert(DataPresence::Absent, Order::of(&workload.plan, step));
-    orders.absent = absent.iter().copied().map(Rank::new).collect();
+    let order = workload.order(&machine);
     let counted = |run: &dyn Fn(&dyn Costs) -> Timing| {
         let costs = workload.costs(&machine).expect("it fits");
         let counted = Counted { costs, operations: Cell::new(0) };
         (run(&counted), counted.operations.get())
     };
-    let all = |costs: &dyn Costs| trace(&orders, costs).expect("it ends").0;
-    [counted(&|costs| simulate(&orders, costs).expect("it ends")), counted(&all)]
+    let all = |costs: &dyn Costs| trace(&order, costs).expect("it ends").0;
+    [counted(&|costs| simulate(&order, costs).expect("it ends")), counted(&all)]
 }
 
 /// Ranks 6 to 11 are on two machines, so their shard group is slower than that of ranks 0 to 5, which it meets at the end of the step only.
 #[test]
 fn shard_groups_repeat_each_in_its_own_time() {
     for accumulation in Accumulation::ALL {
-        let of = |count| both(&workload([2, 6], accumulation, Microbatches::Given(count)), &[]);
+        let of = |count| both(&workload([2, 6], accumulation, Microbatches::Given(count)));
         let [(skipped, few), (all, many)] = of(40);
         assert!(skipped.ranks.len() > 1, "groups differ");
         assert_eq!(skipped, all, "{accumulation}");
         assert!(4 * few < many, "{accumulation}: {few} of {many}");
-    }
-}
-
-/// The thread of a rank without data reads nothing, so it runs ahead of its device ever further.
-#[test]
-fn a_thread_that_runs_ahead_repeats() {
-    for microbatches in [Microbatches::Given(40), Microbatches::Asked(40)] {
-        let workload = workload([2, 8], Accumulation::ReduceScatter, microbatches);
-        let [(skipped, few), (all, many)] = both(&workload, &[3]);
-        assert_eq!(skipped, all, "{microbatches:?}");
-        assert!(4 * few < many, "{microbatches:?}: {few} of {many}");
     }
 }
 
@@ -94,7 +75,7 @@ fn a_thread_that_runs_ahead_repeats() {
 fn ten_thousand_ranks_take_no_more_work_than_sixteen() {
     let operations = |mesh, count| {
         let workload = workload(mesh, Accumulation::ReduceScatter, Microbatches::Given(count));
-        let [(timing, operations), _] = both(&workload, &[]);
+        let [(timing, operations), _] = both(&workload);
         assert_eq!(timing.ranks.len(), 1);
         operations
     };

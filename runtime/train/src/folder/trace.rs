@@ -42,7 +42,7 @@ pub(crate) struct Trace {
 
 impl fmt::Debug for TraceRecorder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Recorder").finish_non_exhaustive()
+        f.debug_struct("TraceRecorder").finish_non_exhaustive()
     }
 }
 

@@ -1,6 +1,5 @@
 //! The costs of a run on a rank: as planned, and as measured independently of the plan.
 
-use hsdp::comm::Messages;
 use hsdp::memory::{self, Category, Usage};
 use hsdp::{
     ByteCount, Channel, Flow, LedgerSnapshot, MemoryPlan, Offload, Op, Rank, ShardedModel, Tag,
@@ -205,45 +204,6 @@ fn peaks(
         (name.to_owned(), PlannedAndMeasured { planned, measured: usage(rank, category).peak })
     };
     categories.into_iter().zip(plan.categories()).map(peak).collect()
-}
-
-/// Messages that one rank sends in steps. Messages between steps do not count.
-#[derive(Debug, Default)]
-pub(crate) struct StepMessages {
-    before: Messages,
-    most: Messages,
-}
-
-impl StepMessages {
-    /// Begins a step.
-    pub(crate) fn begin(&mut self, world: &World) {
-        self.before = world.messages();
-    }
-
-    /// Ends a step.
-    pub(crate) fn end(&mut self, world: &World) {
-        self.most = self.most.most(world.messages() - self.before);
-    }
-
-    /// Returns the maximum over all ranks, for `summary.json`. Collective.
-    ///
-    /// # Errors
-    /// Errors of an all-gather.
-    pub(crate) fn summary(&self, world: &World) -> Result<Value, Failure> {
-        let Messages { data, control, background, forwarded } = self.most;
-        let group = world.world_group(Channel::User);
-        let own = vec![data, control, background, forwarded];
-        let all = group.all_gather(Tag::default(), own)?.wait()?;
-        let of = |counts: &[u64; 4]| {
-            let [data, control, background, forwarded] = *counts;
-            Messages { data, control, background, forwarded }
-        };
-        let most = all.as_chunks().0.iter().map(of).fold(self.most, Messages::most);
-        let Messages { data, control, background, forwarded } = most;
-        Ok(json!({
-            "data": data, "control": control, "background": background, "forwarded": forwarded,
-        }))
-    }
 }
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ struct First {
     mesh: Mesh,
     /// Reason why no further step was made, in words.
     reason: String,
-    /// RankCosts of each rank.
+    /// The costs of each rank.
     costs: Vec<RankCosts>,
     loss: &'static str,
     warnings: u64,
@@ -61,7 +61,6 @@ impl Report {
     ) -> Result<Self, Failure> {
         let warnings = run.count_warnings()?;
         let costs = costs.of_all(run.model.world())?;
-        let messages = run.messages.summary(run.model.world())?;
         run.model.end_run()?;
         let ended = RunEnd {
             steps: run.next,
@@ -94,7 +93,6 @@ impl Report {
             "loss": { "first": first, "last": last },
             "seconds": seconds,
             "warnings": warnings,
-            "messages": messages,
         });
         let mut report = First {
             program: run.setup.program(),

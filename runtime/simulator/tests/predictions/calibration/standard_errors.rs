@@ -55,7 +55,8 @@ fn repeated_rows_are_no_other_evidence() {
 #[test]
 fn a_fit_names_its_table() {
     let fit = fit_launch(&launches(10)).expect("a fit");
-    assert_eq!(fit.machine.compute.launch.source(), "fitted to 10 rows of launches");
+    let launch = fit.machine.numbers().into_iter().find(|it| it.name == "compute.launch");
+    assert_eq!(launch.expect("a number").source, "fitted to 10 rows of launches");
     assert_eq!(fit.numbers[0].number.source, "fitted to 10 rows of launches");
     assert_eq!(fit.numbers[0].to_string(), "10 us +- 0.3 %");
 }

@@ -1,13 +1,12 @@
 //! Steps of small models, with costs that tests choose.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hsdp_flight::Stage;
 use hsdp_sharding::{Accumulation, Mesh, ModelSpec, Param, Plan, PlanOptions, Rank, Unit};
 use hsdp_simulator::{
-    Costs, DataPresence, LossScale, Members, Microbatches, ModelPlacement, OperationCost, Order,
-    Orders, RankStep, StepOperation, Time, Traces, Work, WorkCost,
+    Costs, Members, Microbatches, ModelPlacement, OperationCost, Order, StepOperation, Time,
+    Traces, Work, WorkCost,
 };
 
 /// A step, and the costs of its actions in some unit of time.
@@ -17,10 +16,7 @@ pub(crate) struct Case {
     pub(crate) placement: ModelPlacement,
     pub(crate) accumulation: Accumulation,
     pub(crate) microbatches: Microbatches,
-    pub(crate) loss_scale: LossScale,
     pub(crate) prefetch: usize,
-    /// A rank without data.
-    pub(crate) absent: Option<usize>,
     pub(crate) costs: Given,
 }
 
@@ -30,9 +26,7 @@ pub(crate) const CASE: Case = Case {
     placement: ModelPlacement::Device,
     accumulation: Accumulation::ReduceScatter,
     microbatches: Microbatches::Given(3),
-    loss_scale: LossScale::Fixed,
     prefetch: 1,
-    absent: None,
     costs: Given {
         unit: 1_000_000,
         gather: 5,
@@ -61,14 +55,14 @@ pub(crate) struct Given {
 
 /// The results that a test reads.
 pub(crate) struct Prepared {
-    pub(crate) orders: Orders,
+    pub(crate) order: Order,
     pub(crate) spec: ModelSpec,
     pub(crate) costs: CaseCosts,
 }
 
 impl Prepared {
     pub(crate) fn traces(&self) -> Traces<'_> {
-        Traces { orders: &self.orders, spec: &self.spec, costs: &self.costs }
+        Traces { order: &self.order, spec: &self.spec, costs: &self.costs }
     }
 }
 
@@ -86,13 +80,8 @@ impl Case {
         let prefetch = self.prefetch;
         let options = PlanOptions { accumulation, prefetch, ..PlanOptions::default() };
         let plan = Arc::new(Plan::new(spec.clone(), mesh, options).expect("a plan"));
-        let Self { microbatches, placement, loss_scale, .. } = self;
-        let order =
-            |data| (data, Order::of(&plan, RankStep { microbatches, placement, data, loss_scale }));
-        let of = BTreeMap::from([DataPresence::Present, DataPresence::Absent].map(order));
-        let absent = self.absent.into_iter().map(Rank::new).collect();
-        let orders = Orders { mesh, placement, of, absent };
-        Prepared { orders, spec, costs: CaseCosts { case: self, mesh } }
+        let order = Order::of(&plan, self.microbatches, self.placement);
+        Prepared { order, spec, costs: CaseCosts { case: self, mesh } }
     }
 }
 

@@ -5,7 +5,7 @@ use std::io;
 
 use hsdp_flight::Op;
 use hsdp_sharding::{Accumulation, Rank};
-use hsdp_simulator::{DataPresence, LossScale, Microbatches, ModelPlacement, simulate};
+use hsdp_simulator::{Microbatches, ModelPlacement, simulate};
 use proptest::prelude::*;
 
 use super::case::{CASE, Case, Given, Prepared};
@@ -21,7 +21,7 @@ const ALL_GATHER: u64 = 2;
 const REDUCE_SCATTER: u64 = 7;
 
 fn files(prepared: &Prepared) -> Files {
-    let ranks = prepared.orders.mesh.ranks().map(|rank| nodes(prepared, rank)).collect();
+    let ranks = prepared.order.mesh.ranks().map(|rank| nodes(prepared, rank)).collect();
     Files { ranks, groups: groups(prepared) }
 }
 
@@ -38,7 +38,7 @@ fn groups(prepared: &Prepared) -> BTreeMap<u64, Vec<usize>> {
     prepared.traces().write_chakra_groups(&mut json).expect("memory has room");
     let groups: BTreeMap<u64, Vec<usize>> = serde_json::from_slice(&json).expect("JSON");
     assert!(!groups.contains_key(&0), "ASTRA-sim keeps this number for all ranks");
-    let all = (0..prepared.orders.mesh.world_size()).collect();
+    let all = (0..prepared.order.mesh.world_size()).collect();
     groups.into_iter().chain([(0, all)]).collect()
 }
 
@@ -152,8 +152,7 @@ fn rounding_does_not_add_up() {
 #[test]
 fn an_operation_that_no_step_has_is_refused() {
     let mut prepared = CASE.prepare();
-    let order = prepared.orders.of.get_mut(&DataPresence::Present).expect("there is one");
-    order.blocks[0].operations[0].op = Op::Permute;
+    prepared.order.blocks[0].operations[0].op = Op::Permute;
     let refused = prepared.traces().write_chakra(Rank::new(0), &mut Vec::new());
     let refused = refused.expect_err("it is refused");
     assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
@@ -174,8 +173,7 @@ fn is_exact(case: &Case) -> bool {
         && case.mesh[0] > 1
         && case.accumulation != Accumulation::Every;
     let in_stream = case.placement == ModelPlacement::Device
-        && (case.loss_scale == LossScale::Dynamic
-            || matches!(case.microbatches, Microbatches::Asked(_)));
+        && matches!(case.microbatches, Microbatches::Asked(_));
     !asks && !in_stream
 }
 
@@ -200,7 +198,7 @@ fn check(case: Case) -> Result<(), TestCaseError> {
     }
     let time = files.time();
     let one = files.time_with_one_communication();
-    let step = simulate(&prepared.orders, &prepared.costs).expect("it ends").step;
+    let step = simulate(&prepared.order, &prepared.costs).expect("it ends").step;
     if is_exact(&case) {
         prop_assert_eq!(time * MICROSECOND, step.picoseconds());
     } else if case.placement == ModelPlacement::Device {
@@ -208,18 +206,15 @@ fn check(case: Case) -> Result<(), TestCaseError> {
     }
     match case.placement {
         ModelPlacement::Device => prop_assert_eq!(one, Some(time)),
-        ModelPlacement::Host if case.absent.is_none() => {
-            prop_assert!(one.is_some_and(|one| one >= time))
-        }
-        ModelPlacement::Host => {}
+        ModelPlacement::Host => prop_assert!(one.is_some_and(|one| one >= time)),
     }
     Ok(())
 }
 
 prop_compose! {
     fn cases()(
-        mesh in [1..4usize, 1..4usize], on_device: bool, mode in 0..3usize, count in 1..5u64, asked: bool, dynamic: bool,
-        prefetch in 0..4usize, absent in 0..20usize,
+        mesh in [1..4usize, 1..4usize], on_device: bool, mode in 0..3usize, count in 1..5u64, asked: bool,
+        prefetch in 0..4usize,
         (gather, reduce, all_reduce, exchange) in (0..20u64, 0..20u64, 0..50u64, 0..5u64),
         (call, launch, computation) in (0..5u64, 0..20u64, 0..20u64),
     ) -> Case {
@@ -228,9 +223,7 @@ prop_compose! {
             placement: if on_device { ModelPlacement::Device } else { ModelPlacement::Host },
             accumulation: Accumulation::ALL[mode],
             microbatches: if asked { Microbatches::Asked(count) } else { Microbatches::Given(count) },
-            loss_scale: if dynamic { LossScale::Dynamic } else { LossScale::Fixed },
             prefetch,
-            absent: (absent < mesh[0] * mesh[1]).then_some(absent),
             costs: Given { unit: MICROSECOND, gather, reduce, all_reduce, exchange, call, launch, computation },
         }
     }

@@ -9,7 +9,7 @@ use super::case::{CASE, Case, Given};
 
 fn timeline(case: Case) -> (Timing, Value) {
     let prepared = case.prepare();
-    let (timing, spans) = trace(&prepared.orders, &prepared.costs).expect("it ends");
+    let (timing, spans) = trace(&prepared.order, &prepared.costs).expect("it ends");
     let mut json = Vec::new();
     prepared.traces().write_timeline(&timing, &spans, &mut json).expect("memory has room");
     (timing, serde_json::from_slice(&json).expect("JSON"))
