@@ -1,6 +1,5 @@
 //! The arithmetic of the general collectives.
 
-use std::fmt;
 use std::ops::Range;
 
 use bytemuck::Zeroable;
@@ -23,17 +22,6 @@ pub enum ReduceOp {
     Min,
     /// The greater; NaN if either is NaN.
     Max,
-}
-
-impl fmt::Display for ReduceOp {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.pad(match self {
-            Self::Sum => "sum",
-            Self::Product => "product",
-            Self::Min => "min",
-            Self::Max => "max",
-        })
-    }
 }
 
 /// Reduces `sources` into `target`, element by element, in the order of the sources.
