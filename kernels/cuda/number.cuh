@@ -1,14 +1,14 @@
 // The dtypes, the conversions between them, and reads and writes of vectors.
 //
 // Conversions give the same bits as `round.rs`, NaN included. The instructions of the device do not keep a NaN's payload, so NaN is
-// converted separately. All files of this folder are compiled as one, in the order of `source.rs`, without contraction (a * b + c
+// converted separately. All files of this folder are compiled as one, in the order of `libraries.rs`, without contraction (a * b + c
 // rounds twice) and with denormals. So each kernel has a twin in Rust with the same bits.
 
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-// The numbers of `number` in `table.rs`.
+// The numbers of `number` in `launch.rs`.
 enum : u32 { F32 = 0, F16 = 1, BF16 = 2 };
 
 // The number of elements that a thread reads or writes at once: 16 bytes of f32, or 8 bytes of a 16-bit dtype, next to those of the

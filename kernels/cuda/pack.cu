@@ -12,7 +12,7 @@ struct Param {
     u32 unused;
 };
 
-static_assert(sizeof(Param) == 32, "as in table.rs");
+static_assert(sizeof(Param) == 32, "as in launch.rs");
 
 // Parameters in the order of their starts. Elements between them are padding.
 struct Params {

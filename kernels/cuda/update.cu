@@ -13,7 +13,7 @@ struct Piece {
     float second_root;
 };
 
-static_assert(sizeof(Piece) == 32, "as in table.rs");
+static_assert(sizeof(Piece) == 32, "as in launch.rs");
 
 // Pieces in the order of their starts. Elements between them are not changed.
 struct Pieces {

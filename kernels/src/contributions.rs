@@ -16,7 +16,7 @@ use crate::divisor::{Divisor, Scale};
 use crate::inspect::first_non_finite;
 use crate::map::{Map, Multiply, RoundBF16, Then};
 use crate::round::from_bf16_bits;
-use crate::simd::{Kernel, dispatch};
+use crate::simd::vectorized;
 use crate::values::Values;
 use crate::wire::Wire;
 
@@ -225,11 +225,9 @@ impl Finish for FinalSum<'_> {
     ) -> Finiteness {
         let Self { target, post, fold } = self;
         match post {
-            Scale::None => {
-                dispatch(FinalSumPass { target, sources, each, post: Multiply(1.0), fold })
-            }
-            Scale::Multiply(post) => dispatch(FinalSumPass { target, sources, each, post, fold }),
-            Scale::Divide(post) => dispatch(FinalSumPass { target, sources, each, post, fold }),
+            Scale::None => final_sum(target, sources, each, Multiply(1.0), fold),
+            Scale::Multiply(post) => final_sum(target, sources, each, post, fold),
+            Scale::Divide(post) => final_sum(target, sources, each, post, fold),
         }
     }
 }
@@ -239,88 +237,81 @@ impl Finish for Carried<'_> {
     type Summary = ();
 
     fn pass<T: PassElement, M: Map, const N: usize>(self, sources: [&[T]; N], each: M) {
-        dispatch(Carry { sum: self.sum, sources, each, fold: self.fold });
+        let Self { sum, fold } = self;
+        vectorized(
+            #[inline(always)]
+            move || {
+                let len = sum.len();
+                let sources = sources.map(|source| &source[..len]);
+                match fold {
+                    Fold::Replace => {
+                        for (index, sum) in sum.iter_mut().enumerate() {
+                            *sum = sum_at(&sources, each, index);
+                        }
+                    }
+                    Fold::Add => {
+                        for (index, sum) in sum.iter_mut().enumerate() {
+                            *sum = add_at(*sum, &sources, each, index);
+                        }
+                    }
+                }
+            },
+        );
     }
+}
+
+/// Returns the sum of the elements of all sources at an index.
+#[inline(always)]
+fn sum_at<T: PassElement, M: Map, const N: usize>(
+    sources: &[&[T]; N],
+    each: M,
+    index: usize,
+) -> f32 {
+    add_at(each.apply(sources[0][index].widened()), &sources[1..], each, index)
+}
+
+/// Adds the elements of the sources at an index to a sum.
+#[inline(always)]
+fn add_at<T: PassElement, M: Map>(mut sum: f32, sources: &[&[T]], each: M, index: usize) -> f32 {
+    for source in sources {
+        sum += each.apply(source[index].widened());
+    }
+    sum
 }
 
 /// The loop of a [`FinalSum`], for a dtype, a number of members and a way to divide.
-struct FinalSumPass<'a, T, M, P, const N: usize> {
-    target: &'a mut [f32],
-    sources: [&'a [T]; N],
+fn final_sum<T: PassElement, M: Map, P: Map, const N: usize>(
+    target: &mut [f32],
+    sources: [&[T]; N],
     each: M,
     post: P,
     fold: Fold,
-}
-
-impl<T: PassElement, M: Map, P: Map, const N: usize> Kernel<Finiteness>
-    for FinalSumPass<'_, T, M, P, N>
-{
-    #[inline(always)]
-    fn run(self) -> Finiteness {
-        let Self { target, sources, each, post, fold } = self;
-        // Cut to one length, so that the compiler knows that they have one length.
-        let len = target.len();
-        let sources = sources.map(|source| &source[..len]);
-        let sum = |index: usize| {
-            let mut sum = each.apply(sources[0][index].widened());
-            for source in &sources[1..] {
-                sum += each.apply(source[index].widened());
-            }
-            post.apply(sum)
-        };
-        // Without an early exit, so that the loops vectorize.
-        let mut suspect = 0;
-        match fold {
-            Fold::Replace => {
-                for (index, target) in target.iter_mut().enumerate() {
-                    *target = sum(index);
-                    suspect |= u32::from(!target.is_finite());
+) -> Finiteness {
+    vectorized(
+        #[inline(always)]
+        move || {
+            // Cut to one length, so that the compiler knows that they have one length.
+            let len = target.len();
+            let sources = sources.map(|source| &source[..len]);
+            // Without an early exit, so that the loops vectorize.
+            let mut suspect = 0;
+            match fold {
+                Fold::Replace => {
+                    for (index, target) in target.iter_mut().enumerate() {
+                        *target = post.apply(sum_at(&sources, each, index));
+                        suspect |= u32::from(!target.is_finite());
+                    }
+                }
+                Fold::Add => {
+                    for (index, target) in target.iter_mut().enumerate() {
+                        *target += post.apply(sum_at(&sources, each, index));
+                        suspect |= u32::from(!target.is_finite());
+                    }
                 }
             }
-            Fold::Add => {
-                for (index, target) in target.iter_mut().enumerate() {
-                    *target += sum(index);
-                    suspect |= u32::from(!target.is_finite());
-                }
-            }
-        }
-        if suspect == 0 { Finiteness::AllFinite } else { Finiteness::Suspect }
-    }
-}
-
-struct Carry<'a, T, M, const N: usize> {
-    sum: &'a mut [f32],
-    sources: [&'a [T]; N],
-    each: M,
-    fold: Fold,
-}
-
-impl<T: PassElement, M: Map, const N: usize> Kernel for Carry<'_, T, M, N> {
-    #[inline(always)]
-    fn run(self) {
-        let Self { sum, sources, each, fold } = self;
-        let len = sum.len();
-        let sources = sources.map(|source| &source[..len]);
-        let add = |mut sum: f32, sources: &[&[T]], index: usize| {
-            for source in sources {
-                sum += each.apply(source[index].widened());
-            }
-            sum
-        };
-        match fold {
-            Fold::Replace => {
-                for (index, sum) in sum.iter_mut().enumerate() {
-                    let first = each.apply(sources[0][index].widened());
-                    *sum = add(first, &sources[1..], index);
-                }
-            }
-            Fold::Add => {
-                for (index, sum) in sum.iter_mut().enumerate() {
-                    *sum = add(*sum, &sources, index);
-                }
-            }
-        }
-    }
+            if suspect == 0 { Finiteness::AllFinite } else { Finiteness::Suspect }
+        },
+    )
 }
 
 fn in_blocks(

@@ -10,7 +10,7 @@ use crate::round::nearest_f32;
 ///
 /// Division always gives the bits of IEEE division in f32. Where the reciprocal is exact (powers of
 /// two), kernels multiply by the reciprocal, which gives the same bits in less time.
-#[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "f32", into = "f32")]
 pub struct Divisor(f32);
 
@@ -52,11 +52,6 @@ impl Divisor {
         self == Self::ONE
     }
 
-    /// Returns `value` divided by this divisor, in f32.
-    pub fn divide(self, value: f32) -> f32 {
-        value / self.0
-    }
-
     /// The cheapest way to divide that gives the bits of a division.
     pub(crate) fn scale(self) -> Scale {
         if self.is_one() {
@@ -66,12 +61,6 @@ impl Divisor {
             Some(reciprocal) if reciprocal.is_finite() => Scale::Multiply(Multiply(reciprocal)),
             _ => Scale::Divide(Quotient(self.0)),
         }
-    }
-}
-
-impl Default for Divisor {
-    fn default() -> Self {
-        Self::ONE
     }
 }
 

@@ -1,6 +1,6 @@
 //! Measures of elements: their norm, their distance from others, and whether they are finite.
 
-use crate::simd::{Kernel, dispatch};
+use crate::simd::vectorized;
 
 /// The number of sums that the squared norm keeps: enough to fill the vector units while each
 /// addition waits for the one before.
@@ -15,7 +15,10 @@ const STRIDE: usize = 1024;
 /// result depends on the values and their order, and not on the machine. It does depend on where a
 /// slice starts: ranks that must agree bit for bit must cut their slices alike.
 pub fn squared_norm(values: &[f32]) -> f64 {
-    dispatch(SquaredNorm { values })
+    vectorized(
+        #[inline(always)]
+        || sum_of_squares(values),
+    )
 }
 
 /// The sum of the squares of the differences between `values` and `others`, in f64. The order of
@@ -25,25 +28,29 @@ pub fn squared_norm(values: &[f32]) -> f64 {
 /// If the slices differ in length.
 pub fn squared_distance(values: &[f32], others: &[f32]) -> f64 {
     assert_eq!(values.len(), others.len(), "squared distance: the lengths differ");
-    dispatch(SquaredDistance { values, others })
+    vectorized(
+        #[inline(always)]
+        || {
+            let mut sums = [0.0; LANES];
+            for (values, others) in values.chunks(LANES).zip(others.chunks(LANES)) {
+                for (sum, (&value, &other)) in sums.iter_mut().zip(values.iter().zip(others)) {
+                    let difference = f64::from(value) - f64::from(other);
+                    *sum += difference * difference;
+                }
+            }
+            in_pairs(sums)
+        },
+    )
 }
 
 /// The index of the first element that is infinite or NaN; `None` if all are finite.
 pub fn first_non_finite(values: &[f32]) -> Option<usize> {
-    let suspect = dispatch(SuspectStride { values })?;
+    let suspect = vectorized(
+        #[inline(always)]
+        || suspect_stride(values),
+    )?;
     let offset = values[suspect..].iter().position(|value| !value.is_finite())?;
     Some(suspect + offset)
-}
-
-struct SquaredNorm<'a> {
-    values: &'a [f32],
-}
-
-impl Kernel<f64> for SquaredNorm<'_> {
-    #[inline(always)]
-    fn run(self) -> f64 {
-        sum_of_squares(self.values)
-    }
 }
 
 /// The loop of [`squared_norm`].
@@ -68,25 +75,6 @@ fn add_squares(mut sums: [f64; LANES], rows: &[[f32; LANES]]) -> [f64; LANES] {
     sums
 }
 
-struct SquaredDistance<'a> {
-    values: &'a [f32],
-    others: &'a [f32],
-}
-
-impl Kernel<f64> for SquaredDistance<'_> {
-    #[inline(always)]
-    fn run(self) -> f64 {
-        let mut sums = [0.0; LANES];
-        for (values, others) in self.values.chunks(LANES).zip(self.others.chunks(LANES)) {
-            for (sum, (&value, &other)) in sums.iter_mut().zip(values.iter().zip(others)) {
-                let difference = f64::from(value) - f64::from(other);
-                *sum += difference * difference;
-            }
-        }
-        in_pairs(sums)
-    }
-}
-
 /// Adds the second half to the first, and so on, until one sum is left.
 #[inline(always)]
 fn in_pairs(mut sums: [f64; LANES]) -> f64 {
@@ -101,25 +89,19 @@ fn in_pairs(mut sums: [f64; LANES]) -> f64 {
 }
 
 /// Finds the start of the first stride that holds an infinity or a NaN.
-struct SuspectStride<'a> {
-    values: &'a [f32],
-}
-
-impl Kernel<Option<usize>> for SuspectStride<'_> {
-    #[inline(always)]
-    fn run(self) -> Option<usize> {
-        for (index, stride) in self.values.chunks(STRIDE).enumerate() {
-            // Without an early exit, so that the loop vectorizes.
-            let mut suspect = 0;
-            for value in stride {
-                suspect |= u32::from(!value.is_finite());
-            }
-            if suspect != 0 {
-                return Some(index * STRIDE);
-            }
+#[inline(always)]
+fn suspect_stride(values: &[f32]) -> Option<usize> {
+    for (index, stride) in values.chunks(STRIDE).enumerate() {
+        // Without an early exit, so that the loop vectorizes.
+        let mut suspect = 0;
+        for value in stride {
+            suspect |= u32::from(!value.is_finite());
         }
-        None
+        if suspect != 0 {
+            return Some(index * STRIDE);
+        }
     }
+    None
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Loops that apply a function to each element, compiled for each combination of functions.
 
 use crate::round::{nearest_f32, round_bf16};
-use crate::simd::{Kernel, dispatch};
+use crate::simd::vectorized;
 
 /// A function of one element.
 pub(crate) trait Map: Copy {
@@ -35,17 +35,38 @@ pub(crate) struct Then<A, B>(pub(crate) A, pub(crate) B);
 
 /// `target = map(source)`. Both have one length.
 pub(crate) fn replace<M: Map>(target: &mut [f32], source: &[f32], map: M) {
-    dispatch(Replace { target, source, map });
+    vectorized(
+        #[inline(always)]
+        move || {
+            for (target, &source) in target.iter_mut().zip(source) {
+                *target = map.apply(source);
+            }
+        },
+    );
 }
 
 /// `target = target + map(source)`. Both have one length.
 pub(crate) fn add<M: Map>(target: &mut [f32], source: &[f32], map: M) {
-    dispatch(Add { target, source, map });
+    vectorized(
+        #[inline(always)]
+        move || {
+            for (target, &source) in target.iter_mut().zip(source) {
+                *target += map.apply(source);
+            }
+        },
+    );
 }
 
 /// `target = map(target)`.
 pub(crate) fn in_place<M: Map>(target: &mut [f32], map: M) {
-    dispatch(InPlace { target, map });
+    vectorized(
+        #[inline(always)]
+        move || {
+            for target in target {
+                *target = map.apply(*target);
+            }
+        },
+    );
 }
 
 impl Map for Multiply {
@@ -87,49 +108,5 @@ impl<A: Map, B: Map> Map for Then<A, B> {
     #[inline(always)]
     fn apply(self, value: f32) -> f32 {
         self.1.apply(self.0.apply(value))
-    }
-}
-
-struct Replace<'a, M> {
-    target: &'a mut [f32],
-    source: &'a [f32],
-    map: M,
-}
-
-impl<M: Map> Kernel for Replace<'_, M> {
-    #[inline(always)]
-    fn run(self) {
-        for (target, &source) in self.target.iter_mut().zip(self.source) {
-            *target = self.map.apply(source);
-        }
-    }
-}
-
-struct Add<'a, M> {
-    target: &'a mut [f32],
-    source: &'a [f32],
-    map: M,
-}
-
-impl<M: Map> Kernel for Add<'_, M> {
-    #[inline(always)]
-    fn run(self) {
-        for (target, &source) in self.target.iter_mut().zip(self.source) {
-            *target += self.map.apply(source);
-        }
-    }
-}
-
-struct InPlace<'a, M> {
-    target: &'a mut [f32],
-    map: M,
-}
-
-impl<M: Map> Kernel for InPlace<'_, M> {
-    #[inline(always)]
-    fn run(self) {
-        for target in self.target {
-            *target = self.map.apply(*target);
-        }
     }
 }

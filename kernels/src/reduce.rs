@@ -1,6 +1,5 @@
 //! The arithmetic of the general collectives.
 
-use std::fmt;
 use std::ops::Range;
 
 use bytemuck::Zeroable;
@@ -10,7 +9,7 @@ use crate::convert::BLOCK;
 use crate::element::Element;
 use crate::error::Error;
 use crate::number::{CrateToken, MOST_ABREAST, Number};
-use crate::simd::{Kernel, dispatch};
+use crate::simd::vectorized;
 
 /// The operation by which a reduction combines two elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -23,17 +22,6 @@ pub enum ReduceOp {
     Min,
     /// The greater; NaN if either is NaN.
     Max,
-}
-
-impl fmt::Display for ReduceOp {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.pad(match self {
-            Self::Sum => "sum",
-            Self::Product => "product",
-            Self::Min => "min",
-            Self::Max => "max",
-        })
-    }
 }
 
 /// Reduces `sources` into `target`, element by element, in the order of the sources.
@@ -139,42 +127,42 @@ fn join_by<N: Number>(
     lanes: &[&[N]],
 ) {
     match *lanes {
-        [a] => dispatch(Join { join, target, lanes: [a] }),
-        [a, b] => dispatch(Join { join, target, lanes: [a, b] }),
-        [a, b, c] => dispatch(Join { join, target, lanes: [a, b, c] }),
-        [a, b, c, d] => dispatch(Join { join, target, lanes: [a, b, c, d] }),
+        [a] => join_lanes(join, target, [a]),
+        [a, b] => join_lanes(join, target, [a, b]),
+        [a, b, c] => join_lanes(join, target, [a, b, c]),
+        [a, b, c, d] => join_lanes(join, target, [a, b, c, d]),
         _ => unreachable!("one to {MOST_ABREAST} sources are joined at a time"),
     }
 }
 
-struct Join<'a, N, F, const LANES: usize> {
-    join: F,
-    target: Accumulating<'a, N>,
-    lanes: [&'a [N]; LANES],
-}
-
-impl<N: Number, F: Fn(N, N) -> N, const LANES: usize> Kernel for Join<'_, N, F, LANES> {
-    #[inline(always)]
-    fn run(self) {
-        let Self { join, target: Accumulating { accumulators, fold }, lanes } = self;
-        // Cut to one length, so that the compiler checks no index in the loops.
-        let lanes = lanes.map(|lane| &lane[..accumulators.len()]);
-        let (first, others) = lanes.split_first().expect("there is a source");
-        match fold {
-            Fold::Replace => {
-                for (index, target) in accumulators.iter_mut().enumerate() {
-                    let joined = |left, lane: &&[N]| join(left, lane[index]);
-                    *target = others.iter().fold(first[index], joined);
+fn join_lanes<N: Number, const LANES: usize>(
+    join: impl Fn(N, N) -> N,
+    target: Accumulating<'_, N>,
+    lanes: [&[N]; LANES],
+) {
+    vectorized(
+        #[inline(always)]
+        move || {
+            let Accumulating { accumulators, fold } = target;
+            // Cut to one length, so that the compiler checks no index in the loops.
+            let lanes = lanes.map(|lane| &lane[..accumulators.len()]);
+            let (first, others) = lanes.split_first().expect("there is a source");
+            match fold {
+                Fold::Replace => {
+                    for (index, target) in accumulators.iter_mut().enumerate() {
+                        let joined = |left, lane: &&[N]| join(left, lane[index]);
+                        *target = others.iter().fold(first[index], joined);
+                    }
+                }
+                Fold::Add => {
+                    for (index, target) in accumulators.iter_mut().enumerate() {
+                        let joined = |left, lane: &&[N]| join(left, lane[index]);
+                        *target = lanes.iter().fold(*target, joined);
+                    }
                 }
             }
-            Fold::Add => {
-                for (index, target) in accumulators.iter_mut().enumerate() {
-                    let joined = |left, lane: &&[N]| join(left, lane[index]);
-                    *target = lanes.iter().fold(*target, joined);
-                }
-            }
-        }
-    }
+        },
+    );
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use crate::convert::BLOCK;
 use crate::divisor::exact_reciprocal;
 use crate::map::{MultiplyF64, QuotientF64, in_place, replace};
 use crate::round::nearest_f32;
-use crate::simd::{Kernel, dispatch};
+use crate::simd::vectorized;
 
 /// `target = source / divisor`, divided in f64 and rounded to f32 once.
 ///
@@ -22,8 +22,7 @@ pub fn scaled_copy(target: &mut [f32], source: &[f32], divisor: f64) {
         return replace(target, source, QuotientF64(divisor));
     };
     for (target, source) in target.chunks_mut(BLOCK).zip(source.chunks(BLOCK)) {
-        let outcome = dispatch(Bracketed { target: &mut *target, source, bracket });
-        if outcome == Certainty::InDoubt {
+        if bracket.divide(target, source) == Certainty::InDoubt {
             replace(target, source, QuotientF64(divisor));
         }
     }
@@ -57,6 +56,23 @@ impl Bracket {
         let bracket = Self { below: reciprocal.next_down(), above: reciprocal.next_up() };
         (divisor.is_normal() && reciprocal.is_normal()).then_some(bracket)
     }
+
+    /// Multiplies by both numbers, and writes one of the products.
+    fn divide(self, target: &mut [f32], source: &[f32]) -> Certainty {
+        let Self { below, above } = self;
+        vectorized(
+            #[inline(always)]
+            move || {
+                let mut differing = 0;
+                for (target, &source) in target.iter_mut().zip(source) {
+                    let source = f64::from(source);
+                    *target = nearest_f32(source * below);
+                    differing |= target.to_bits() ^ nearest_f32(source * above).to_bits();
+                }
+                if differing == 0 { Certainty::Exact } else { Certainty::InDoubt }
+            },
+        )
+    }
 }
 
 /// Whether products are known to be the quotients.
@@ -66,26 +82,6 @@ enum Certainty {
     /// The products differ for some element. That happens about once in a hundred million elements,
     /// or among the smallest f32.
     InDoubt,
-}
-
-struct Bracketed<'a> {
-    target: &'a mut [f32],
-    source: &'a [f32],
-    bracket: Bracket,
-}
-
-impl Kernel<Certainty> for Bracketed<'_> {
-    #[inline(always)]
-    fn run(self) -> Certainty {
-        let Bracket { below, above } = self.bracket;
-        let mut differing = 0;
-        for (target, &source) in self.target.iter_mut().zip(self.source) {
-            let source = f64::from(source);
-            *target = nearest_f32(source * below);
-            differing |= target.to_bits() ^ nearest_f32(source * above).to_bits();
-        }
-        if differing == 0 { Certainty::Exact } else { Certainty::InDoubt }
-    }
 }
 
 #[cfg(test)]

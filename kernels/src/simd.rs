@@ -6,45 +6,22 @@
 //! the compiler neither reorders floating-point operations nor fuses a multiplication with an
 //! addition, whatever the width of the vectors.
 
-/// A loop whose operands are the fields of the type.
-/// It returns `R` besides its writes.
-pub(crate) trait Kernel<R = ()> {
-    /// Runs the loop. Implementations and all functions that they call are `#[inline(always)]`: a
-    /// function that is not inlined into [`dispatch`] is compiled without AVX2.
-    fn run(self) -> R;
-}
-
 /// Runs loops with the widest vectors of this machine, if the compiler inlines them here: they and
-/// all functions that they call should be `#[inline(always)]`. The result is the same with any
-/// vectors.
-#[inline(always)]
+/// all functions that they call should be `#[inline(always)]`. A function that is not inlined is
+/// compiled without AVX2. The result is the same with any vectors.
 pub fn vectorized<R>(loops: impl FnOnce() -> R) -> R {
-    dispatch(Loops(loops))
-}
-
-struct Loops<F>(F);
-
-impl<R, F: FnOnce() -> R> Kernel<R> for Loops<F> {
-    #[inline(always)]
-    fn run(self) -> R {
-        (self.0)()
-    }
-}
-
-/// Runs a kernel with the widest vectors of this machine.
-pub(crate) fn dispatch<R>(kernel: impl Kernel<R>) -> R {
     #[cfg(target_arch = "x86_64")]
     if has_avx2() {
         // SAFETY: K-2, the condition saw AVX2 on this machine.
-        return unsafe { run_with_avx2(kernel) };
+        return unsafe { run_with_avx2(loops) };
     }
-    kernel.run()
+    loops()
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn run_with_avx2<R>(kernel: impl Kernel<R>) -> R {
-    kernel.run()
+fn run_with_avx2<R>(loops: impl FnOnce() -> R) -> R {
+    loops()
 }
 
 /// Whether this machine has vectors of eight f32.

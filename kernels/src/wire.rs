@@ -60,12 +60,6 @@ impl TryFrom<DType> for Wire {
     }
 }
 
-impl From<Wire> for DType {
-    fn from(wire: Wire) -> Self {
-        wire.dtype()
-    }
-}
-
 impl fmt::Display for Wire {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.dtype().fmt(formatter)

@@ -38,10 +38,7 @@ fn other_dtypes_are_refused_by_name() {
 fn a_wire_is_a_dtype_and_rounds_to_it() {
     for dtype in REALS {
         let wire = Wire::try_from(dtype).unwrap();
-        assert_eq!(
-            (wire.dtype(), DType::from(wire), wire.to_string()),
-            (dtype, dtype, dtype.to_string())
-        );
+        assert_eq!((wire.dtype(), wire.to_string()), (dtype, dtype.to_string()));
     }
     let third = 1.0 / 3.0;
     assert_eq!(Wire::F32.round(third), third);

@@ -1,7 +1,7 @@
 //! The AdamW update.
 
 use crate::round::nearest_f32;
-use crate::simd::{Kernel, dispatch};
+use crate::simd::vectorized;
 
 /// The parameters of one AdamW update.
 ///
@@ -50,7 +50,16 @@ pub fn adamw(
     assert_eq!(first_moment.len(), len, "adamw: lengths of first moment and parameter differ");
     assert_eq!(second_moment.len(), len, "adamw: lengths of second moment and parameter differ");
     let factors = AdamWFactors::of(step);
-    dispatch(AdamW { factors, parameter, gradient, first_moment, second_moment });
+    vectorized(
+        #[inline(always)]
+        move || {
+            let moments = first_moment.iter_mut().zip(second_moment);
+            let elements = parameter.iter_mut().zip(gradient).zip(moments);
+            for ((parameter, &gradient), (first, second)) in elements {
+                factors.update(parameter, gradient, first, second);
+            }
+        },
+    );
 }
 
 /// The factors of an element's update, each computed in f64 and rounded to f32 once.
@@ -98,25 +107,6 @@ impl AdamWFactors {
         *second = self.keep_second * *second + self.take_second * gradient * gradient;
         let scale = second.sqrt() / self.second_root + self.epsilon;
         *parameter = *parameter * self.keep_parameter - self.rate * *first / scale;
-    }
-}
-
-struct AdamW<'a> {
-    factors: AdamWFactors,
-    parameter: &'a mut [f32],
-    gradient: &'a [f32],
-    first_moment: &'a mut [f32],
-    second_moment: &'a mut [f32],
-}
-
-impl Kernel for AdamW<'_> {
-    #[inline(always)]
-    fn run(self) {
-        let moments = self.first_moment.iter_mut().zip(self.second_moment);
-        let elements = self.parameter.iter_mut().zip(self.gradient).zip(moments);
-        for ((parameter, &gradient), (first, second)) in elements {
-            self.factors.update(parameter, gradient, first, second);
-        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::adamw::{AdamWFactors, AdamWStep};
 use super::dynamic_map::DynamicMap;
-use crate::simd::{Kernel, dispatch};
+use crate::simd::vectorized;
 
 /// The number of consecutive elements that share a scale. The last block of a slice may have fewer.
 pub const EIGHT_BIT_BLOCK: usize = 256;
@@ -49,12 +49,44 @@ pub fn adamw_8bit(
     assert_eq!(gradient.len(), parameter.len(), "adamw_8bit: lengths of gradient and parameter");
     first.check(parameter.len());
     second.check(parameter.len());
-    let maps = [DynamicMap::signed(), DynamicMap::unsigned()];
+    let first_map = DynamicMap::signed();
+    let second_map = DynamicMap::unsigned();
     let factors = AdamWFactors::of(step);
-    dispatch(AdamW8Bit { factors, maps, parameter, gradient, state: [first, second] });
+    vectorized(
+        #[inline(always)]
+        move || {
+            let blocks =
+                parameter.chunks_mut(EIGHT_BIT_BLOCK).zip(gradient.chunks(EIGHT_BIT_BLOCK));
+            let state = first.blocks().zip(second.blocks());
+            for ((parameter, gradient), (first_state, second_state)) in blocks.zip(state) {
+                let (first_codes, first_scale) = first_state;
+                let (second_codes, second_scale) = second_state;
+                let mut first = [0.0; EIGHT_BIT_BLOCK];
+                let mut second = [0.0; EIGHT_BIT_BLOCK];
+                decode(first_map, &mut first, first_codes, *first_scale);
+                decode(second_map, &mut second, second_codes, *second_scale);
+                let moments = first.iter_mut().zip(&mut second);
+                let elements = parameter.iter_mut().zip(gradient).zip(moments);
+                for ((parameter, &gradient), (first, second)) in elements {
+                    factors.update(parameter, gradient, first, second);
+                }
+                encode(first_map, &first[..parameter.len()], first_codes, first_scale);
+                encode(second_map, &second[..parameter.len()], second_codes, second_scale);
+                for (code, value) in second_codes.iter_mut().zip(second) {
+                    *code = (*code).max(u8::from(value > 0.0));
+                }
+            }
+        },
+    );
 }
 
-impl EightBit<'_> {
+impl<'a> EightBit<'a> {
+    /// Returns the codes and the scale of each block.
+    #[inline(always)]
+    fn blocks(self) -> impl Iterator<Item = (&'a mut [u8], &'a mut f32)> {
+        self.codes.chunks_mut(EIGHT_BIT_BLOCK).zip(self.scales)
+    }
+
     fn check(&self, len: usize) {
         let blocks = len.div_ceil(EIGHT_BIT_BLOCK);
         assert_eq!(self.codes.len(), len, "adamw_8bit: the number of codes for {len} elements");
@@ -93,57 +125,6 @@ fn largest_magnitude(values: &[f32]) -> f32 {
     // The bits of magnitudes are in the order of the magnitudes, NaN above infinity.
     let magnitudes = values.iter().map(|value| value.abs().to_bits());
     f32::from_bits(magnitudes.fold(0, u32::max))
-}
-
-struct AdamW8Bit<'a> {
-    factors: AdamWFactors,
-    maps: [&'static DynamicMap; 2],
-    parameter: &'a mut [f32],
-    gradient: &'a [f32],
-    state: [EightBit<'a>; 2],
-}
-
-impl AdamW8Bit<'_> {
-    /// The codes and the scale of each moment in the block that begins at `start`.
-    #[inline(always)]
-    fn state_at(&mut self, start: usize) -> [(&mut [u8], &mut f32); 2] {
-        let end = self.parameter.len().min(start + EIGHT_BIT_BLOCK);
-        let state = self.state.each_mut();
-        state.map(|it| (&mut it.codes[start..end], &mut it.scales[start / EIGHT_BIT_BLOCK]))
-    }
-
-    #[inline(always)]
-    fn update_block(&mut self, start: usize) {
-        let maps = self.maps;
-        let factors = self.factors;
-        let mut moments = [[0.0; EIGHT_BIT_BLOCK]; 2];
-        for ((codes, scale), (map, moment)) in
-            self.state_at(start).into_iter().zip(maps.iter().zip(&mut moments))
-        {
-            decode(map, moment, codes, *scale);
-        }
-        let [first, second] = &mut moments;
-        let parameters = self.parameter[start..].iter_mut().zip(&self.gradient[start..]);
-        for ((parameter, &gradient), moments) in parameters.zip(first.iter_mut().zip(second)) {
-            factors.update(parameter, gradient, moments.0, moments.1);
-        }
-        let [first, second] = &moments;
-        let [(first_codes, first_scale), (codes, scale)] = self.state_at(start);
-        encode(maps[0], &first[..codes.len()], first_codes, first_scale);
-        encode(maps[1], &second[..codes.len()], codes, scale);
-        for (code, value) in codes.iter_mut().zip(second) {
-            *code = (*code).max(u8::from(*value > 0.0));
-        }
-    }
-}
-
-impl Kernel for AdamW8Bit<'_> {
-    #[inline(always)]
-    fn run(mut self) {
-        for start in (0..self.parameter.len()).step_by(EIGHT_BIT_BLOCK) {
-            self.update_block(start);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The Lion update.
 
 use crate::round::nearest_f32;
-use crate::simd::{Kernel, dispatch};
+use crate::simd::vectorized;
 
 /// The parameters of one Lion update (Chen et al., "Symbolic discovery of optimization algorithms",
 /// arXiv 2302.06675).
@@ -42,7 +42,15 @@ pub fn lion(step: &LionStep, parameter: &mut [f32], gradient: &[f32], momentum: 
     assert_eq!(gradient.len(), len, "lion: lengths of gradient and parameter differ");
     assert_eq!(momentum.len(), len, "lion: lengths of momentum and parameter differ");
     let factors = LionFactors::of(step);
-    dispatch(Lion { factors, parameter, gradient, momentum });
+    vectorized(
+        #[inline(always)]
+        move || {
+            let elements = parameter.iter_mut().zip(gradient).zip(momentum);
+            for ((parameter, &gradient), momentum) in elements {
+                factors.update(parameter, gradient, momentum);
+            }
+        },
+    );
 }
 
 /// The factors of an element's update, each computed in f64 and rounded to f32 once.
@@ -78,23 +86,6 @@ impl LionFactors {
         let sign = f32::from(direction > 0.0) - f32::from(direction < 0.0);
         *parameter = *parameter * self.keep_parameter - self.rate * sign;
         *momentum = self.keep_momentum * *momentum + self.take_momentum * gradient;
-    }
-}
-
-struct Lion<'a> {
-    factors: LionFactors,
-    parameter: &'a mut [f32],
-    gradient: &'a [f32],
-    momentum: &'a mut [f32],
-}
-
-impl Kernel for Lion<'_> {
-    #[inline(always)]
-    fn run(self) {
-        let elements = self.parameter.iter_mut().zip(self.gradient).zip(self.momentum);
-        for ((parameter, &gradient), momentum) in elements {
-            self.factors.update(parameter, gradient, momentum);
-        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::optimizer::MomentumKind;
 use crate::round::nearest_f32;
-use crate::simd::{Kernel, dispatch};
+use crate::simd::vectorized;
 
 /// The parameters of one Muon update (K. Jordan et al., "Muon: an optimizer for hidden layers in
 /// neural networks", 2024; Liu et al., arXiv 2502.16982), in the order of operations of
@@ -40,7 +40,18 @@ pub struct MuonStep {
 /// If the slices differ in length.
 pub fn muon_direction(step: &MuonStep, direction: &mut [f32], momentum: &[f32]) {
     assert_eq!(momentum.len(), direction.len(), "muon: lengths of momentum and direction differ");
-    dispatch(Direct { factors: MuonFactors::of(step), kind: step.kind, direction, momentum });
+    let factors = MuonFactors::of(step);
+    let ahead = step.kind == MomentumKind::Nesterov;
+    vectorized(
+        #[inline(always)]
+        move || {
+            for (direction, &momentum) in direction.iter_mut().zip(momentum) {
+                let gradient = *direction * factors.clip;
+                let along = factors.towards(momentum, gradient);
+                *direction = if ahead { factors.towards(along, gradient) } else { along };
+            }
+        },
+    );
 }
 
 /// Makes one Muon update of a slice, along the orthogonalized direction. All slices have one
@@ -66,13 +77,18 @@ pub fn muon(
     assert_eq!(gradient.len(), len, "muon: lengths of gradient and parameter differ");
     assert_eq!(direction.len(), len, "muon: lengths of direction and parameter differ");
     assert_eq!(momentum.len(), len, "muon: lengths of momentum and parameter differ");
-    dispatch(MuonUpdate {
-        factors: MuonFactors::of(step),
-        parameter,
-        gradient,
-        direction,
-        momentum,
-    });
+    let factors = MuonFactors::of(step);
+    vectorized(
+        #[inline(always)]
+        move || {
+            let state = gradient.iter().zip(momentum);
+            let elements = parameter.iter_mut().zip(direction).zip(state);
+            for ((parameter, &direction), (&gradient, momentum)) in elements {
+                *momentum = factors.towards(*momentum, gradient * factors.clip);
+                *parameter = *parameter * factors.keep - factors.rate * direction;
+            }
+        },
+    );
 }
 
 /// The factors of an element's update, each computed in f64 and rounded to f32 once.
@@ -97,47 +113,6 @@ impl MuonFactors {
     #[inline(always)]
     fn towards(self, from: f32, to: f32) -> f32 {
         from + self.take * (to - from)
-    }
-}
-
-struct Direct<'a> {
-    factors: MuonFactors,
-    kind: MomentumKind,
-    direction: &'a mut [f32],
-    momentum: &'a [f32],
-}
-
-impl Kernel for Direct<'_> {
-    #[inline(always)]
-    fn run(self) {
-        let factors = self.factors;
-        let ahead = self.kind == MomentumKind::Nesterov;
-        for (direction, &momentum) in self.direction.iter_mut().zip(self.momentum) {
-            let gradient = *direction * factors.clip;
-            let along = factors.towards(momentum, gradient);
-            *direction = if ahead { factors.towards(along, gradient) } else { along };
-        }
-    }
-}
-
-struct MuonUpdate<'a> {
-    factors: MuonFactors,
-    parameter: &'a mut [f32],
-    gradient: &'a [f32],
-    direction: &'a [f32],
-    momentum: &'a mut [f32],
-}
-
-impl Kernel for MuonUpdate<'_> {
-    #[inline(always)]
-    fn run(self) {
-        let factors = self.factors;
-        let state = self.gradient.iter().zip(self.momentum);
-        let elements = self.parameter.iter_mut().zip(self.direction).zip(state);
-        for ((parameter, &direction), (&gradient, momentum)) in elements {
-            *momentum = factors.towards(*momentum, gradient * factors.clip);
-            *parameter = *parameter * factors.keep - factors.rate * direction;
-        }
     }
 }
 

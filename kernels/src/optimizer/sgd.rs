@@ -1,7 +1,7 @@
 //! The SGD update.
 
 use crate::round::nearest_f32;
-use crate::simd::{Kernel, dispatch};
+use crate::simd::vectorized;
 
 /// The parameters of one SGD update.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -51,17 +51,30 @@ pub fn sgd(step: &SgdStep, parameter: &mut [f32], gradient: &[f32], velocity: Op
     let factors = SgdFactors::of(step);
     let Some(velocity) = velocity else {
         assert!(step.momentum == 0.0, "sgd: momentum {} without a velocity", step.momentum);
-        return dispatch(WithoutVelocity { factors, parameter, gradient });
+        return vectorized(
+            #[inline(always)]
+            move || {
+                for (parameter, &gradient) in parameter.iter_mut().zip(gradient) {
+                    *parameter -= factors.rate * factors.decayed(gradient, *parameter);
+                }
+            },
+        );
     };
     assert_eq!(velocity.len(), len, "sgd: lengths of velocity and parameter differ");
-    match step.kind {
-        MomentumKind::Classic => {
-            dispatch(WithVelocity { factors, direction: Classic, parameter, gradient, velocity });
-        }
-        MomentumKind::Nesterov => {
-            dispatch(WithVelocity { factors, direction: Nesterov, parameter, gradient, velocity });
-        }
-    }
+    let ahead = step.kind == MomentumKind::Nesterov;
+    vectorized(
+        #[inline(always)]
+        move || {
+            let SgdFactors { momentum, rate, .. } = factors;
+            let elements = parameter.iter_mut().zip(gradient).zip(velocity);
+            for ((parameter, &gradient), velocity) in elements {
+                let gradient = factors.decayed(gradient, *parameter);
+                *velocity = momentum * *velocity + gradient;
+                let direction = if ahead { gradient + momentum * *velocity } else { *velocity };
+                *parameter -= rate * direction;
+            }
+        },
+    );
 }
 
 /// The factors of an element's update, each rounded to f32 once.
@@ -86,66 +99,6 @@ impl SgdFactors {
     #[inline(always)]
     fn decayed(&self, gradient: f32, parameter: f32) -> f32 {
         gradient * self.clip + self.decay * parameter
-    }
-}
-
-struct WithoutVelocity<'a> {
-    factors: SgdFactors,
-    parameter: &'a mut [f32],
-    gradient: &'a [f32],
-}
-
-impl Kernel for WithoutVelocity<'_> {
-    #[inline(always)]
-    fn run(self) {
-        for (parameter, &gradient) in self.parameter.iter_mut().zip(self.gradient) {
-            *parameter -= self.factors.rate * self.factors.decayed(gradient, *parameter);
-        }
-    }
-}
-
-/// The direction in which a parameter moves.
-trait Direction {
-    /// The direction for a gradient, the new velocity, and the momentum.
-    fn of(&self, gradient: f32, velocity: f32, momentum: f32) -> f32;
-}
-
-struct Classic;
-
-impl Direction for Classic {
-    #[inline(always)]
-    fn of(&self, _gradient: f32, velocity: f32, _momentum: f32) -> f32 {
-        velocity
-    }
-}
-
-struct Nesterov;
-
-impl Direction for Nesterov {
-    #[inline(always)]
-    fn of(&self, gradient: f32, velocity: f32, momentum: f32) -> f32 {
-        gradient + momentum * velocity
-    }
-}
-
-struct WithVelocity<'a, D> {
-    factors: SgdFactors,
-    direction: D,
-    parameter: &'a mut [f32],
-    gradient: &'a [f32],
-    velocity: &'a mut [f32],
-}
-
-impl<D: Direction> Kernel for WithVelocity<'_, D> {
-    #[inline(always)]
-    fn run(self) {
-        let SgdFactors { momentum, rate, .. } = self.factors;
-        let elements = self.parameter.iter_mut().zip(self.gradient).zip(self.velocity);
-        for ((parameter, &gradient), velocity) in elements {
-            let gradient = self.factors.decayed(gradient, *parameter);
-            *velocity = momentum * *velocity + gradient;
-            *parameter -= rate * self.direction.of(gradient, *velocity, momentum);
-        }
     }
 }
 

@@ -43,7 +43,7 @@ fn check<T: Element>(from: impl Fn(i8) -> T, whole: impl Fn(T) -> i64) {
                 // bf16 keeps eight bits of a product.
                 let expected =
                     if op == ReduceOp::Product { whole_of::<T>(expected) } else { expected };
-                assert_eq!(whole(result), expected, "{op} of {members} {}", T::DTYPE);
+                assert_eq!(whole(result), expected, "{op:?} of {members} {}", T::DTYPE);
             }
         }
     }
@@ -126,7 +126,7 @@ fn nan_wins() {
             let sources: Vec<&[f32]> = sources.iter().map(Vec::as_slice).collect();
             let mut target = [0.0; 9];
             reduce_elements(op, &mut target, &sources);
-            assert!(target.iter().all(|value| value.is_nan()), "{op}, NaN from member {nan}");
+            assert!(target.iter().all(|value| value.is_nan()), "{op:?}, NaN from member {nan}");
         }
     }
 }

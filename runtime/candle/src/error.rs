@@ -1,8 +1,10 @@
 //! The adapter's error, and its conversion to candle's error and back.
 
+use std::fmt::Display;
 use std::io;
 
 use candle_core::{DType, DeviceLocation, Error as CandleError};
+use hsdp_sharding::Unit;
 
 /// An error of the adapter, of the runtime below it, or of candle.
 ///
@@ -172,6 +174,14 @@ pub enum DeclarationError {
     },
 }
 
+impl DeclarationError {
+    /// Makes the error of a unit that the model does not have.
+    pub(crate) fn unknown_unit(name: &str, units: &[Unit]) -> Self {
+        let known: Vec<_> = units.iter().map(|unit| unit.name.as_str()).collect();
+        Self::UnknownUnit { name: name.to_owned(), known: known.join(", ") }
+    }
+}
+
 /// Gradients that would be lost, because the loss depends on something that its backward does not
 /// reach, or reaches in another way: change the forward or the loss.
 #[derive(Debug, thiserror::Error)]
@@ -261,6 +271,25 @@ pub enum LostGradients {
         /// The unit.
         unit: String,
     },
+}
+
+/// Functions and layers of candle that cut the graph in any model. Parameters before them get no
+/// gradient, and candle does not report it.
+pub(crate) const CUTS: &str = "candle_nn's `softmax_last_dim`, `layer_norm`, `rms_norm`, `rope`, `rope_i`, `rope_thd`, \
+     `sdpa` and `flash_attn` have no backward, and neither have its layers `LayerNorm` and \
+     `RmsNorm` on contiguous input: `hsdp_models::nn` has such layers with gradients; candle's \
+     `detach` and `arg_sort_last_dim` cut as well, and so do values that are read and made into a \
+     tensor again";
+
+/// Joins the first eight items for a message, and counts the others.
+pub(crate) fn listed<T: Display>(items: impl ExactSizeIterator<Item = T>) -> String {
+    const LISTED: usize = 8;
+    let more = items.len().saturating_sub(LISTED);
+    let mut listed = items.take(LISTED).map(|it| it.to_string()).collect::<Vec<_>>().join(", ");
+    if more > 0 {
+        listed += &format!(" and {more} more");
+    }
+    listed
 }
 
 /// Dtype of a storage whose parameter was freed. candle's ops refuse it.
@@ -374,6 +403,13 @@ mod tests {
         assert!(
             matches!(known, Error::Declaration(DeclarationError::UnknownUnit { name, .. }) if name == "h.9")
         );
+    }
+
+    #[test]
+    fn a_long_list_is_cut() {
+        assert_eq!(listed(["bn0", "bn1"].iter()), "bn0, bn1");
+        assert_eq!(listed(0..8), "0, 1, 2, 3, 4, 5, 6, 7");
+        assert_eq!(listed(0..10), "0, 1, 2, 3, 4, 5, 6, 7 and 2 more");
     }
 
     #[test]

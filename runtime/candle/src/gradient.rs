@@ -54,34 +54,26 @@ impl GradientValues for ScaledGradient {
 
 /// A contiguous tensor on the host, of dtype f32, f16 or bf16.
 #[derive(Debug)]
-pub(crate) struct TensorGradient {
-    tensor: Tensor,
-    /// Index of the first element in the tensor's storage.
-    start: usize,
-}
+pub(crate) struct TensorGradient(Tensor);
 
 impl TensorGradient {
     /// Takes a gradient without a copy if it is contiguous, and copies it otherwise.
     pub(crate) fn new(gradient: &Tensor) -> Result<Self> {
         let tensor = gradient.detach().contiguous()?;
-        let start = {
-            let (storage, layout) = tensor.storage_and_layout();
-            match values(&storage) {
-                Some(_) => layout.start_offset(),
-                None => bail!(
-                    "a gradient must be f32, f16 or bf16 on the CPU, this one is {:?} on {:?}",
-                    tensor.dtype(),
-                    tensor.device()
-                ),
-            }
-        };
-        Ok(Self { tensor, start })
+        if values(&tensor.storage_and_layout().0).is_none() {
+            bail!(
+                "a gradient must be f32, f16 or bf16 on the CPU, this one is {:?} on {:?}",
+                tensor.dtype(),
+                tensor.device()
+            );
+        }
+        Ok(Self(tensor))
     }
 }
 
 impl GradientValues for TensorGradient {
     fn len(&self) -> usize {
-        self.tensor.elem_count()
+        self.0.elem_count()
     }
 
     fn read(&self, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
@@ -90,10 +82,11 @@ impl GradientValues for TensorGradient {
             "the range {range:?} is beyond the gradient's {} elements",
             self.len()
         );
-        let (storage, _) = self.tensor.storage_and_layout();
+        let (storage, layout) = self.0.storage_and_layout();
         let values = values(&storage)
             .expect("`new` has checked the storage, and no code replaces that of a gradient");
-        visit(values.slice(self.start + range.start..self.start + range.end));
+        let start = layout.start_offset();
+        visit(values.slice(start + range.start..start + range.end));
     }
 }
 

@@ -16,20 +16,13 @@ use self::reader::PassReader;
 use self::recomputed::FirstRuns;
 use self::start::{LossForm, Start};
 use crate::convert::{candle_dtype, cast_input, cast_output, casts_inputs, is_in_16_bits};
-use crate::error::{DeclarationError, Error, LostGradients};
+use crate::error::{CUTS, DeclarationError, Error, LostGradients};
 use crate::model::{Forward, Parameters, RepeatableForward, Units};
 use crate::ops::{BeforeBackward, IdentityOp};
 use crate::recompute::is_differentiated;
 use crate::unit::{BackwardHere, InputWatch, LiveUnit, PassProgress, UnitUsage};
 use crate::variables::{Reached, VariableGradient, VariablePurpose, WantedGradients};
 use crate::zeros::{self, UnitCuts, ZeroSearch};
-
-/// Operations of candle that have no backward. Parameters before them get no gradient, and candle
-/// does not report it.
-const CUT: &str = "in candle, softmax_last_dim, layer_norm, rms_norm, rope, rope_i, rope_thd and \
-                   sdpa of candle_nn have no backward (LayerNorm::forward and RmsNorm::forward \
-                   use them), and neither have detach and argsort: hsdp_models::nn has such \
-                   layers with gradients";
 
 /// One forward and backward of a model in candle, on parameters that exist only while they are
 /// needed. On a [batch](hsdp::Evaluation::batch) of an evaluation it is a forward alone, which
@@ -109,7 +102,7 @@ impl<'step> Pass<'step> {
         let states = spec.unit_ids().map(unit).collect::<Result<_, _>>()?;
         let frozen = spec.params().any(|(_, param)| param.role == Role::Frozen);
         let kind = if handle.has_backward() { PassKind::Training } else { PassKind::Evaluation };
-        handle.explain_unused(CUT);
+        handle.explain_unused(CUTS);
         let seeks_cuts = kind == PassKind::Training && handle.seeks_cuts();
         Ok(Self {
             inner,
@@ -364,13 +357,7 @@ impl<'step> Pass<'step> {
         let units = handle.plan().spec().units();
         match units.iter().position(|unit| unit.name == name) {
             Some(index) => Ok(&self.units.states[index]),
-            None => {
-                let known: Vec<_> = units.iter().map(|unit| unit.name.as_str()).collect();
-                Err(Error::Declaration(DeclarationError::UnknownUnit {
-                    name: name.to_owned(),
-                    known: known.join(", "),
-                }))
-            }
+            None => Err(Error::Declaration(DeclarationError::unknown_unit(name, units))),
         }
     }
 }

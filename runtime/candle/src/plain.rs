@@ -125,12 +125,7 @@ impl Units for Plain {
     fn unit(&self, name: &str, input: &Tensor, forward: Forward<'_>) -> Result<Tensor> {
         let units = self.spec.units();
         let Some(unit) = units.iter().find(|unit| unit.name == name) else {
-            let known: Vec<_> = units.iter().map(|unit| unit.name.as_str()).collect();
-            return Err(Error::Declaration(DeclarationError::UnknownUnit {
-                name: name.to_owned(),
-                known: known.join(", "),
-            })
-            .into());
+            return Err(Error::Declaration(DeclarationError::unknown_unit(name, units)).into());
         };
         let of_unit = PlainUnit { plain: self, dtype: dtype_of(unit, self.dtype)? };
         match self.casts_inputs {

@@ -39,6 +39,15 @@ pub(crate) fn is_differentiated(tensor: &Tensor) -> bool {
     tensor.track_op() && tensor.dtype().is_float()
 }
 
+/// Makes the input of one run: a tensor without a history, which is a variable if candle's backward
+/// reaches the input of the use.
+pub(crate) fn input_leaf(input: &Tensor) -> Result<Tensor> {
+    match is_differentiated(input) {
+        true => Ok(Var::from_tensor(&input.detach())?.into_inner()),
+        false => Ok(input.detach()),
+    }
+}
+
 /// A parameter that a recomputed use reads.
 pub(crate) struct RecomputedRead {
     pub(crate) unit: Arc<LiveUnit>,
@@ -53,10 +62,6 @@ impl RecomputedRead {
 
     pub(crate) fn is_trainable(&self) -> bool {
         self.unit.role(self.index) == Role::Trainable
-    }
-
-    fn taken(&self) -> Option<Tensor> {
-        self.unit.taken(self.index)
     }
 }
 
@@ -75,10 +80,7 @@ impl RecomputeOp {
     /// Returns the gradient of the input.
     fn rerun(&self, input: &Tensor, output: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
         let _span = tracing::trace_span!("recompute", unit = self.own.id().index()).entered();
-        let leaf = match is_differentiated(input) {
-            true => Var::from_tensor(&input.detach())?.into_inner(),
-            false => input.detach(),
-        };
+        let leaf = input_leaf(input)?;
         let run = SecondRun::of(self);
         let mut gradients = {
             let again = (self.forward)(&run, &leaf)?;
@@ -181,14 +183,15 @@ impl<'a> SecondRun<'a> {
     }
 
     fn read(&self, name: &str) -> Result<Tensor> {
-        let known = |id| self.op.reads.iter().position(|read| read.is(id));
-        let place = self.spec().find(name).and_then(known);
-        let read = place.and_then(|place| Some((place, self.op.reads[place].taken()?)));
-        let Some((place, tensor)) = read else {
+        let known = self.spec().find(name).and_then(|id| {
+            let (place, read) = self.op.reads.iter().enumerate().find(|(_, it)| it.is(id))?;
+            Some((place, read, read.unit.taken(read.index)?))
+        });
+        let Some((place, read, tensor)) = known else {
             let how = format!("its second run reads parameter {name}, and its first did not");
             return Err(self.op.not_repeatable(how).into());
         };
-        if !self.op.reads[place].is_trainable() {
+        if !read.is_trainable() {
             return Ok(tensor);
         }
         let mut leaves = self.leaves.lock();

@@ -12,7 +12,7 @@ use candle_nn::{Init, VarBuilder};
 use hsdp_sharding::{AfterForward, ModelSpec, Param, Unit};
 use parking_lot::Mutex;
 
-use crate::error::{DeclarationError, Error};
+use crate::error::{DeclarationError, Error, listed};
 
 /// Calls `load` with a `VarBuilder` that records the requested parameters. Not collective.
 ///
@@ -37,7 +37,8 @@ pub fn record<M>(
     load(VarBuilder::from_backend(recorder, DType::F32, Device::Cpu))?;
     let AskedParameters { parameters, buffers, .. } = std::mem::take(&mut *asked.lock());
     if !buffers.is_empty() {
-        return Err(Error::Declaration(DeclarationError::Buffers { names: listed(&buffers) }));
+        let names = listed(buffers.iter());
+        return Err(Error::Declaration(DeclarationError::Buffers { names }));
     }
     Ok(Recorded { parameters, marked: Vec::new(), redeclared: None })
 }
@@ -156,13 +157,8 @@ impl Recorded {
         }
         let mut units = group(&self.parameters, patterns)?;
         for (name, mark) in &self.marked {
-            let known =
-                || units.iter().map(|unit| unit.name.as_str()).collect::<Vec<_>>().join(", ");
             let Some(place) = units.iter().position(|unit| unit.name == *name) else {
-                return Err(Error::Declaration(DeclarationError::UnknownUnit {
-                    name: name.clone(),
-                    known: known(),
-                }));
+                return Err(Error::Declaration(DeclarationError::unknown_unit(name, &units)));
             };
             match *mark {
                 Mark::AfterForward(after_forward) => units[place].after_forward = after_forward,
@@ -271,21 +267,9 @@ const BUFFERS: [&str; 9] = [
     "initialized",
 ];
 
-/// Number of names that a message lists.
-const LISTED: usize = 8;
-
 /// Returns whether the last component of a name is the name of a buffer.
 pub(crate) fn is_buffer(name: &str) -> bool {
     name.rsplit('.').next().is_some_and(|last| BUFFERS.contains(&last))
-}
-
-/// Joins the names for a message, and counts those beyond the first few.
-fn listed(names: &[String]) -> String {
-    let mut listed = names[..names.len().min(LISTED)].join(", ");
-    if names.len() > LISTED {
-        listed += &format!(" and {} more", names.len() - LISTED);
-    }
-    listed
 }
 
 /// The pattern of all names that no other pattern takes, and the name of their unit.
@@ -353,13 +337,6 @@ mod tests {
         assert!(is_buffer("running_mean") && is_buffer("layer1.0.bn1.running_var"));
         assert!(is_buffer("bn.num_batches_tracked"));
         assert!(!is_buffer("running_mean.weight") && !is_buffer("bn.weight") && !is_buffer(""));
-    }
-
-    #[test]
-    fn a_long_list_is_cut() {
-        let names: Vec<_> = (0..10).map(|at| format!("bn{at}.running_mean")).collect();
-        assert_eq!(listed(&names[..2]), "bn0.running_mean, bn1.running_mean");
-        assert!(listed(&names).ends_with("bn7.running_mean and 2 more"));
     }
 
     #[test]

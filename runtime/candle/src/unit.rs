@@ -211,11 +211,12 @@ impl LiveUnit {
         self.ledger.lock().parameters[index].storage.clone()
     }
 
-    /// Expects a piece of a gradient from candle's graph, which is one for all its reads.
+    /// Expects a piece of the gradient of a trainable parameter from candle's graph, which is one
+    /// for all its reads.
     pub(crate) fn awaits_graph(&self, index: usize) {
         let mut ledger = self.ledger.lock();
         let known = mem::replace(&mut ledger.parameters[index].in_graph, true);
-        ledger.awaited += usize::from(!known && self.role(index) == Role::Trainable);
+        ledger.awaited += usize::from(!known);
     }
 
     /// Expects a piece of the gradient of a trainable parameter from a recomputed use.

@@ -18,17 +18,14 @@ use super::settings::Content;
 use super::together::JointOperation;
 use crate::error::Error;
 use crate::model::ShardedModel;
-use crate::persist::checkpointed::{Checkpointed, StateTensor};
+use crate::persist::checkpointed::Checkpointed;
 use crate::persist::problem::Problem;
-use crate::state::context::ModelId;
 
 /// Elements of tensors, one after the other. The memory is reused from one snapshot to the next.
 #[derive(Debug, Default)]
 pub(super) struct Snapshot {
     elements: Vec<f32>,
     written: Vec<WrittenPortion>,
-    /// The model and the tensors of state to which `written` belongs.
-    of: Option<(ModelId, Vec<StateTensor>)>,
 }
 
 impl Snapshot {
@@ -42,7 +39,7 @@ impl Snapshot {
         optimizer: &O,
         content: Content,
     ) -> Result<(), Problem> {
-        self.know(model, optimizer.tensors(), content);
+        self.written = portions::to_write(&model.engine.context, &optimizer.tensors(), content);
         self.make_room()?;
         let mut room = &mut *self.elements;
         for WrittenPortion { source, .. } in &self.written {
@@ -69,16 +66,6 @@ impl Snapshot {
             written.slice(own.into())
         });
         slices.collect()
-    }
-
-    /// Notes the names and places of the elements, which are the same for each snapshot of the
-    /// checkpoints of a model.
-    fn know(&mut self, model: &ShardedModel, states: Vec<StateTensor>, content: Content) {
-        if self.of.as_ref().is_some_and(|(id, known)| id == model.id() && *known == states) {
-            return;
-        }
-        self.written = portions::to_write(&model.engine.context, &states, content);
-        self.of = Some((model.id().clone(), states));
     }
 
     fn make_room(&mut self) -> Result<(), Problem> {

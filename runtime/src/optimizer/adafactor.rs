@@ -284,7 +284,7 @@ impl LastTwoDims {
     }
 }
 
-/// SquareSums of all parameters that an optimizer updates, one after the other, in f64.
+/// The sums of squares of all parameters that an optimizer updates, one after the other, in f64.
 #[derive(Debug, Default)]
 struct SquareSums {
     /// By parameter: the place of its sums.

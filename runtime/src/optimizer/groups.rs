@@ -1,4 +1,4 @@
-//! GroupedOptions of parameters, with options of their own.
+//! Groups of parameters, with options of their own.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,6 +1,5 @@
 //! The pieces of parameters that one shard holds.
 
-use std::iter::FusedIterator;
 use std::ops::Range;
 
 use super::ParamSlot;
@@ -96,12 +95,4 @@ impl Iterator for Pieces<'_> {
     fn next(&mut self) -> Option<Piece> {
         self.trainable.next(self.slots).or_else(|| self.frozen.next(self.slots))
     }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        let left = self.trainable.params.len() + self.frozen.params.len();
-        (left, Some(left))
-    }
 }
-
-impl ExactSizeIterator for Pieces<'_> {}
-impl FusedIterator for Pieces<'_> {}

@@ -1,7 +1,5 @@
 //! The order in which one microbatch issues its collectives.
 
-use std::fmt;
-
 use crate::{AfterForward, ModelSpec, UnitId};
 
 /// One half of a microbatch.
@@ -11,15 +9,6 @@ pub enum Phase {
     Forward,
     /// From the loss to the gradients.
     Backward,
-}
-
-impl fmt::Display for Phase {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Forward => "forward",
-            Self::Backward => "backward",
-        })
-    }
 }
 
 /// One all-gather of a unit's parameters.

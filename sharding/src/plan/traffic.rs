@@ -1,7 +1,7 @@
 //! Exact calls and bytes of a step's collectives.
 
 use std::iter::Sum;
-use std::ops::{Add, AddAssign, Mul};
+use std::ops::{Add, Mul};
 
 use super::{Accumulation, FullCopies, Plan};
 use crate::{Axis, ByteCount, DType, ElemCount, Rank, UnitId, balanced};
@@ -34,12 +34,6 @@ impl Add for Flow {
     fn add(self, other: Self) -> Self {
         let calls = self.calls.checked_add(other.calls).expect("a count of calls exceeds u64::MAX");
         Self { calls, bytes: self.bytes + other.bytes }
-    }
-}
-
-impl AddAssign for Flow {
-    fn add_assign(&mut self, other: Self) {
-        *self = *self + other;
     }
 }
 

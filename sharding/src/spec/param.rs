@@ -1,7 +1,5 @@
 //! The description of one parameter.
 
-use std::fmt;
-
 use super::{Matrices, State};
 use crate::DType;
 
@@ -12,15 +10,6 @@ pub enum Role {
     Trainable,
     /// The parameter is gathered. It has no gradient and no optimizer state.
     Frozen,
-}
-
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Trainable => "trainable",
-            Self::Frozen => "frozen",
-        })
-    }
 }
 
 /// The places at which a parameter may be cut between two shards.

@@ -87,12 +87,6 @@ impl StepMachine {
         &self.orders.current().plan
     }
 
-    /// Returns the plan in the order that all ranks have kept; as declared before that.
-    #[must_use]
-    pub fn settled(&self) -> &Arc<Plan> {
-        &self.orders.settled().plan
-    }
-
     /// Returns whether all ranks have kept an order.
     #[must_use]
     pub fn is_settled(&self) -> bool {

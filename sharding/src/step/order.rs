@@ -67,11 +67,6 @@ impl PlanOrders {
         self.known().unwrap_or(&self.declared)
     }
 
-    /// Returns the order that is settled; the declared one before that.
-    pub(super) fn settled(&self) -> &Arc<PlanOrder> {
-        self.settled.as_ref().unwrap_or(&self.declared)
-    }
-
     pub(super) fn is_settled(&self) -> bool {
         self.settled.is_some()
     }

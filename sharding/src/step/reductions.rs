@@ -55,7 +55,7 @@ enum Offer {
 enum SumsState {
     /// No gradient has come to them in this step.
     Empty,
-    /// SumsState that no collective uses.
+    /// No collective uses them.
     Held,
     /// A reduce-scatter adds to them.
     Scattering,

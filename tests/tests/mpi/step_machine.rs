@@ -1,5 +1,5 @@
-//! The engine beside the machine of the step, as in `tests/step_machine.rs`, where processes
-//! compute on devices: all operations of a rank but exchanges are one sequence.
+//! The engine beside the machine of the step, as in `tests/step/step_machine.rs`, where
+//! processes compute on devices: all operations of a rank but exchanges are one sequence.
 
 use hsdp::mpi::Job;
 use hsdp::{

@@ -5,7 +5,7 @@ use super::{EIGHT_BIT_BLOCK, EightBit, adamw_8bit, decode, encode};
 use crate::optimizer::AdamWStep;
 use crate::optimizer::dynamic_map::DynamicMap;
 use crate::simd::tests::on_both;
-use crate::simd::{Kernel, dispatch};
+use crate::simd::vectorized;
 
 /// The map of a moment: the first has numbers of both signs.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -30,21 +30,16 @@ impl Moment {
 }
 
 /// Encodes the state of a moment, compiled as an update is.
-struct Encode<'a> {
-    moment: Moment,
-    values: &'a [f32],
-    target: &'a mut State,
-}
-
-impl Kernel for Encode<'_> {
-    #[inline(always)]
-    fn run(self) {
-        let State(codes, scales) = self.target;
-        let blocks = self.values.chunks(EIGHT_BIT_BLOCK).zip(scales);
-        for ((values, scale), codes) in blocks.zip(codes.chunks_mut(EIGHT_BIT_BLOCK)) {
-            encode(self.moment.map(), values, codes, scale);
-        }
-    }
+fn encode_all(moment: Moment, values: &[f32], State(codes, scales): &mut State) {
+    vectorized(
+        #[inline(always)]
+        || {
+            let blocks = values.chunks(EIGHT_BIT_BLOCK).zip(scales);
+            for ((values, scale), codes) in blocks.zip(codes.chunks_mut(EIGHT_BIT_BLOCK)) {
+                encode(moment.map(), values, codes, scale);
+            }
+        },
+    );
 }
 
 const STEP: AdamWStep = AdamWStep {
@@ -170,7 +165,7 @@ fn an_element_changes_by_at_most_half_of_the_largest_gap() {
         }
         let state = on_both(|| {
             let mut state = State::new(1000);
-            dispatch(Encode { moment, values: &values, target: &mut state });
+            encode_all(moment, &values, &mut state);
             state
         });
         for (index, (value, decoded)) in values.iter().zip(state.decoded(moment)).enumerate() {
@@ -194,11 +189,11 @@ fn zeros_are_kept_and_what_is_not_finite_is_seen() {
             "memory that was filled with zeros"
         );
         let mut state = State::new(300);
-        dispatch(Encode { moment, values: &[0.0; 300], target: &mut state });
+        encode_all(moment, &[0.0; 300], &mut state);
         assert_eq!(state.decoded(moment), [0.0; 300]);
         for bad in [f32::NAN, f32::INFINITY] {
             let values: Vec<f32> = (0..300).map(|at| if at == 7 { bad } else { 1.0 }).collect();
-            dispatch(Encode { moment, values: &values, target: &mut state });
+            encode_all(moment, &values, &mut state);
             let decoded = state.decoded(moment);
             assert!(decoded[..EIGHT_BIT_BLOCK].iter().all(|value| !value.is_finite()));
             assert_eq!(decoded[EIGHT_BIT_BLOCK..], [1.0; 300 - EIGHT_BIT_BLOCK]);

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Tensor, TensorId, Var};
+use candle_core::{DType, Device, Tensor, TensorId};
 use hsdp::{ModelSpec, ParamId};
 use hsdp_sharding::Role;
 use parking_lot::Mutex;
@@ -14,7 +14,7 @@ use super::{Pass, PassKind};
 use crate::convert::cast_input;
 use crate::error::{Error, LostGradients};
 use crate::model::{Parameters, RepeatableForward};
-use crate::recompute::{RecomputeOp, RecomputedRead, is_differentiated};
+use crate::recompute::{RecomputeOp, RecomputedRead, input_leaf, is_differentiated};
 use crate::storage::{move_back, move_to_variable};
 use crate::unit::{LiveUnit, UnitUsage};
 use crate::variables::Reached;
@@ -92,11 +92,8 @@ impl Pass<'_> {
         forward: RepeatableForward,
     ) -> Result<Tensor, Error> {
         let PassReader { own, usage, .. } = first.reader;
-        // Variables, so that a tensor which leaves the forward beside its output is noticed.
-        let leaf = match is_differentiated(input) {
-            true => Var::from_tensor(&input.detach())?.into_inner(),
-            false => input.detach(),
-        };
+        // A variable, so that a tensor which leaves the forward beside its output is noticed.
+        let leaf = input_leaf(input)?;
         let output = forward(first, &leaf);
         let own_leaves: HashSet<_> =
             first.leaves.lock().iter().map(|it| it.leaf.id()).chain([leaf.id()]).collect();

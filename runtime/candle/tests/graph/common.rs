@@ -123,7 +123,9 @@ pub(crate) fn plain_gradients_in(
 /// The events of a step as words: `gather 0 forward`, `reduce 1`, ...
 pub(crate) fn words(events: &[Event]) -> Vec<String> {
     let word = |event: &Event| match event {
-        Event::Gather { unit, phase, .. } => Some(format!("gather {unit} {phase}").to_lowercase()),
+        Event::Gather { unit, phase, .. } => {
+            Some(format!("gather {unit} {phase:?}").to_lowercase())
+        }
         Event::ReduceScatter { unit, .. } => Some(format!("reduce {unit}")),
         _ => None,
     };

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::{D, Tensor};
+use candle_nn::attention::{AttnMask, flash_attn};
 use candle_nn::ops::{layer_norm, rms_norm, softmax_last_dim};
 use hsdp::dist::{OnBoth, OnShard, Partial, Sum, Varying};
 use hsdp::{
@@ -353,6 +354,9 @@ fn the_named_operations_have_no_backward() {
         candle_nn::rotary_emb::rope(&wide, &table, &table),
         candle_nn::rotary_emb::rope_i(&wide, &table, &table),
         candle_nn::rotary_emb::rope_thd(&thd, &table, &table),
+        flash_attn::<f32>(&thd, &thd, &thd, 1.0, AttnMask::None, None, None),
+        x.arg_sort_last_dim(true),
+        Ok(x.detach()),
     ];
     for (place, output) in cut.into_iter().enumerate() {
         let output = output.expect("a forward");

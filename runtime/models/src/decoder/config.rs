@@ -769,6 +769,28 @@ mod tests {
     }
 
     #[test]
+    fn an_export_with_changed_fields_keeps_the_part_of_a_head() {
+        let part = json!({ "rope_type": "default", "partial_rotary_factor": 0.5 });
+        for rope in [
+            json!({ "partial_rotary_factor": 0.5 }),
+            json!({ "rope_parameters": part }),
+            json!({ "rope_scaling": part }),
+            json!({ "rope_parameters": part, "rope_scaling": part }),
+            json!({
+                "partial_rotary_factor": 0.5, "rope_parameters": { "partial_rotary_factor": null }
+            }),
+        ] {
+            let mut file = json!({ "model_type": "phi3", "pad_token_id": 0 });
+            file.as_object_mut().expect("an object").append(&mut object(&rope));
+            let mut config = read(file).expect("a model");
+            config.intermediate_size = 96;
+            let written = config.to_json().expect("its keys");
+            assert_eq!(written["partial_rotary_factor"], json!(0.5), "{rope}");
+            assert_eq!(DecoderConfig::from_json(&written.to_string()).expect("a model"), config);
+        }
+    }
+
+    #[test]
     fn both_places_of_theta_are_read_and_written() {
         let old = read(json!({ "rope_theta": 5e5 })).expect("a model");
         let nested = json!({ "rope_type": "default", "rope_theta": 5e5 });

@@ -4,11 +4,7 @@ use std::fmt::Write as _;
 
 use hsdp_sharding::Param;
 
-/// Functions and layers that cut the graph in any model.
-const ALWAYS: &str = "candle_nn's `rms_norm`, `layer_norm`, `softmax_last_dim`, `rope`, `rope_i`, \
-                      `rope_thd`, `sdpa` and its flash attention have no backward, and neither \
-                      have the layers `RmsNorm` and `LayerNorm` on contiguous input; `detach` and \
-                      values that are read and made into a tensor again cut as well";
+use crate::error::CUTS;
 
 /// A layer and its parameters without a gradient.
 struct LostLayer<'a> {
@@ -130,7 +126,7 @@ pub(super) fn causes(lost: &[&Param], was_asked_for: impl Fn(&str) -> bool) -> S
              embedding cuts, use `hsdp_models::nn::attention` and `rope`; "
         );
     }
-    causes + ALWAYS
+    causes + CUTS
 }
 
 /// Finds an attention without gradients for queries and keys, but with gradients for values.
@@ -190,7 +186,7 @@ mod tests {
         let attention = said(&["h.0.attn.q_proj.weight", "h.0.attn.k_proj.weight"]);
         assert!(attention.starts_with("h.0.attn loses its queries and keys"), "{attention}");
         let values = said(&["h.0.attn.q.weight", "h.0.attn.k.weight", "h.0.attn.v.weight"]);
-        assert_eq!(values, ALWAYS);
+        assert_eq!(values, CUTS);
         let pooler = said(&["pooler.weight"]);
         assert!(
             pooler.starts_with("the loss did not make the layers of pooler.weight;"),

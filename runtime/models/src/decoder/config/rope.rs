@@ -257,13 +257,13 @@ impl Rope {
         }
     }
 
-    /// Writes theta and the scaling of wavelengths where stock candle and versions of transformers
-    /// before 5 read them. Stock candle refuses a linear scaling there, and would ignore the new
-    /// place.
+    /// Writes theta, the part of a head that is rotated, and the scaling of wavelengths where stock
+    /// candle and versions of transformers before 5 read them. Stock candle refuses a linear
+    /// scaling there, and would ignore the new place.
     pub(super) fn write_old(&self, json: &mut Map<String, Value>) {
         json.insert("rope_theta".to_owned(), json!(self.theta));
-        let part = json.get("rope_parameters").and_then(|new| new.get("partial_rotary_factor"));
-        if let Some(part) = part.cloned() {
+        let part = |name| json.get(name)?.get("partial_rotary_factor").filter(|it| !it.is_null());
+        if let Some(part) = part("rope_parameters").or_else(|| part("rope_scaling")).cloned() {
             json.insert("partial_rotary_factor".to_owned(), part);
         }
         let old = match self.scaling {

@@ -246,7 +246,7 @@ fn muon_with_adamw_is_the_recipe_of_a_run_of_pytorch() {
     place.trained(&format!("{TUNE} --optimizer muon --out {{out}}"));
     let expected = fs::read_to_string(golden("plain/expected_muon.json")).expect("a file");
     let expected: Value = serde_json::from_str(&expected).expect("JSON");
-    // The bounds of the golden runs (`llama/golden.rs`).
+    // The bounds of the golden runs (`decoder/golden.rs`).
     for (of_step, of_run, bound) in [("loss", "losses", 2e-6), ("grad_norm", "grad_norms", 5e-5)] {
         let got = place.of_steps("out", of_step);
         let want = expected[of_run].as_array().expect("numbers");
