@@ -55,22 +55,24 @@ struct Case {
 #[test]
 fn a_step_allocates_no_buffer() {
     let given = StepOptions::microbatches(MICROBATCHES);
-    for (mesh, numel) in [
-        (mesh(2, 2), LARGE),
-        (mesh(2, 2), SMALL),
-        (mesh(1, 1), SMALL),
-        (mesh(4, 1), LARGE),
-        (mesh(2, 8), LARGE),
+    let plain = [(DType::F32, FullCopies::PerRank, given)];
+    let all = [
+        (DType::F32, FullCopies::PerRank, given),
+        (DType::F32, FullCopies::PerRank, StepOptions::as_many_as_come()),
+        (DType::F32, FullCopies::PerProcess, given),
+        (DType::BF16, FullCopies::PerRank, given),
+    ];
+    for (mesh, numel, kinds) in [
+        (mesh(2, 2), LARGE, &all[..]),
+        (mesh(2, 2), SMALL, &all),
+        (mesh(1, 1), SMALL, &all),
+        (mesh(4, 1), LARGE, &plain),
+        (mesh(2, 8), LARGE, &plain),
         // Where shards of neighbors are put together.
-        (mesh(1, 20), LARGE),
+        (mesh(1, 20), LARGE, &plain),
     ] {
         for accumulation in Accumulation::ALL {
-            for (parameters, full_copies, steps) in [
-                (DType::F32, FullCopies::PerRank, given),
-                (DType::F32, FullCopies::PerRank, StepOptions::as_many_as_come()),
-                (DType::F32, FullCopies::PerProcess, given),
-                (DType::BF16, FullCopies::PerRank, given),
-            ] {
+            for &(parameters, full_copies, steps) in kinds {
                 let precision = Precision { parameters, wire: parameters, ..Precision::default() };
                 let on = ModelOptions::on(mesh);
                 let options = ModelOptions { accumulation, precision, full_copies, ..on };

@@ -12,7 +12,7 @@ use crate::run::{Recipe, Run, decoder};
 use crate::stock::{Arithmetic, Stock};
 use crate::variants::close;
 
-const STEPS: usize = 3;
+const STEPS: usize = 2;
 const LORA: Lora = Lora { rank: 3, alpha: 8.0 };
 
 /// Names the two matrices of the adapter of a projection's weight.

@@ -106,7 +106,13 @@ fn a_padding_token_below_0_is_a_row_from_the_end() {
 /// Biases, windows, caps, parts of heads, untied and tied pairs, bf16 in several files.
 #[test]
 fn settings_of_families_are_those_of_transformers() {
-    for folder in odd_families() {
-        check_all(&folder);
+    for (folder, (mesh, microbatches)) in odd_families().iter().zip(MESHES.into_iter().cycle()) {
+        check(folder, mesh, microbatches);
     }
+}
+
+#[test]
+#[ignore = "a minute without optimization: .ci/run has it optimized"]
+fn so_they_are_on_every_mesh() {
+    odd_families().iter().for_each(|folder| check_all(folder));
 }

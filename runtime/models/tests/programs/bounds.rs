@@ -67,7 +67,7 @@ fn sizes_that_memory_does_not_hold_are_refused_with_the_largest_part() {
         assert!(error.contains(part), "{program} {arguments:?}: {error}");
     }
     let error = refused("train_gpt", &["--layers", "10000"]);
-    assert!(error.ends_with("; this process may have (ulimit -v) 4.0 GiB\n"), "{error}");
+    assert!(error.ends_with("; this process may have (ulimit -v) 4.00 GiB\n"), "{error}");
     let error = refused("train_gpt", &["--mesh", "60000x60000"]);
     assert!(error.contains("3600000000 ranks: at most 64 run as threads"), "{error}");
 }
