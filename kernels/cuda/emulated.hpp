@@ -67,7 +67,8 @@ namespace emulated {
 
 // The threads of a block, each with its own stack. All run up to one `__syncthreads` before any goes on to the next.
 //
-// `swapcontext` would save the signal mask by two system calls each time, so it only enters a stack; `_longjmp` returns to it.
+// `setcontext` enters a new stack, and `_longjmp` changes to one that a thread has left: `swapcontext` would make system calls for
+// the signal mask each time.
 class Block {
   public:
     // Runs `body` by each thread. Later blocks of this thread of the host reuse the stacks.

@@ -87,7 +87,8 @@ impl RepeatedState {
 }
 
 impl Repetition {
-    /// Returns the state of all colors, of which each has the first color of its component.
+    /// Returns the state of each color, relative to the computation of the first color of its
+    /// component. `components` has that first color for each color.
     pub(super) fn of(ranks: &ColorRanks, components: &[usize]) -> Self {
         let state = |(color, first): (usize, &usize)| {
             RepeatedState::of(ranks, color, ranks.of[*first].computation)
