@@ -299,7 +299,7 @@ impl Updating<'_> {
         range: Range<usize>,
         into: &mut [f32],
     ) -> Result<(), Error> {
-        self.shards[unit.index()].copy_to(self.context, range.start, into)
+        self.shards[unit.index()].copy_to(&self.site(), range.start, into)
     }
 
     /// Returns the trained pieces of this rank's shards that this optimizer updates now, in the

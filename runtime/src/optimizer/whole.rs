@@ -336,14 +336,13 @@ impl Checkpointed for WholeParameters {
         Ok(state.map(|state| Cow::Borrowed(&state[range])))
     }
 
-    fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
+    fn restored(&self, _: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
         let has = self.covered_in(saved);
         let mut restored = Self { model: self.model.clone(), held: None, ..*self };
         if has.is_empty() {
             return Ok(restored);
         }
-        let site = model.engine.context.site("loading", model.committed_steps());
-        let mut held = self.zeros(site, |id| has.contains(&id))?;
+        let mut held = self.zeros(saved.site(), |id| has.contains(&id))?;
         held.covered.read(saved);
         for (parameter, state) in held.states.iter_mut().filter(|(_, state)| !state.is_empty()) {
             saved.read(self.kind, *parameter, 0, state)?;
