@@ -309,7 +309,7 @@ impl Covered {
                     true => format!(
                         "parameter `{name}`: {kind} has state of it, and {} updates it now; select \
                          it for {kind}",
-                        updating.optimizer_of(id)
+                        updating.assignment.text_of(updating.context, id)
                     ),
                     false => format!(
                         "parameter `{name}`: {kind} has no state of it, because it did not update \

@@ -7,8 +7,7 @@ use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Import};
 use hsdp::collective::{Collective, Copies};
 use hsdp::memory::{self, Category};
 use hsdp::{
-    Accumulation, Ema, Error, ModelOptions, Momentum, Optimizer, Rank, Sgd, SgdOptions,
-    ShardedModel,
+    Accumulation, Ema, Error, ModelOptions, Optimizer, Rank, Sgd, SgdOptions, ShardedModel,
 };
 use hsdp_checkpoint::{Disk, Store, Weights, export};
 use hsdp_comm::{Channel, Tag};
@@ -111,8 +110,7 @@ fn there_is_no_memory_for_the_state_of_a_checkpoint() {
         let told = on_ranks(4, |world| {
             let rank = world.rank();
             let mut model = springs::model(world, &ModelOptions::on(mesh(2, 2)))?;
-            let momentum = Momentum::Classic(0.9);
-            let mut sgd = Sgd::new(&model, SgdOptions { momentum, ..SgdOptions::default() });
+            let mut sgd = Sgd::new(&model, SgdOptions { momentum: 0.9, ..SgdOptions::default() });
             let mut checkpoints =
                 Checkpoints::open(&model, folder.path(), CheckpointOptions::default())?;
             if category == Category::Load {
