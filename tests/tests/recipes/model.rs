@@ -320,6 +320,17 @@ pub(crate) fn run_in(unit: f32, recipe: Recipe, sizes: [usize; 2]) -> Vec<Trace>
     common(on_ranks(ranks, |world| with(world, sizes, recipe, Train(unit))))
 }
 
+/// A run of [`Recipe::Muon`] with these options of Muon.
+pub(crate) fn run_muon(options: MuonOptions, sizes: [usize; 2]) -> Vec<Trace> {
+    let mesh = mesh(sizes[0], sizes[1]);
+    common(on_ranks(mesh.world_size(), |world| {
+        let spec = spec(Recipe::Muon);
+        let model = ShardedModel::new(world, spec, ModelOptions::on(mesh), springs::initial)?;
+        let both = (Muon::new(&model, options), AdamW::new(&model, ADAMW));
+        Train(1.0).act(model, both)
+    }))
+}
+
 /// The parameters before the first step.
 pub(crate) fn initial(recipe: Recipe) -> Tensors {
     let spec = spec(recipe);
