@@ -15,8 +15,8 @@ use clap::Parser;
 use hsdp::kernels::EIGHT_BIT_BLOCK;
 use hsdp::{
     Adafactor, AdafactorOptions, AdamW, AdamWOptions, Error, Gradients, Lion, LionOptions, LossSum,
-    Mesh, ModelOptions, ModelSpec, Momentum, Muon, MuonOptions, Optimizer, Param, Plan, Sgd,
-    SgdOptions, ShardedModel, State, StepOptions, Unit, UnitGradients, World, WorldOptions,
+    Mesh, ModelOptions, ModelSpec, Muon, MuonOptions, Optimizer, Param, Plan, Sgd, SgdOptions,
+    ShardedModel, State, StepOptions, Unit, UnitGradients, World, WorldOptions,
 };
 use hsdp_benches::program;
 use hsdp_benches::times::median;
@@ -78,8 +78,7 @@ const KINDS: [Kind; 7] = [
         name: "SGD with momentum",
         state: |_| State::Elements(1),
         make: |model| {
-            let momentum = Momentum::Classic(0.9);
-            Box::new(Sgd::new(model, SgdOptions { momentum, ..SgdOptions::default() }))
+            Box::new(Sgd::new(model, SgdOptions { momentum: 0.9, ..SgdOptions::default() }))
         },
     },
     Kind {

@@ -6,6 +6,9 @@ use clap::Parser;
 use hsdp::Mesh;
 use hsdp_train::{Failure, Warnings, command_line, threads};
 
+/// Maximum number of ranks in a bench: the largest mesh of `overhead`, whose models are small.
+const MOST_RANKS: usize = 256;
+
 /// Reads the command line, and calls `measure` with its options. Warnings of the libraries are
 /// lines on stderr.
 ///
@@ -26,6 +29,6 @@ pub fn run<O: Parser>(measure: impl FnOnce(O) -> Result<(), Failure>) -> ExitCod
 /// # Errors
 /// [`Failure::Input`]
 pub fn check_threads(mesh: Mesh) -> Result<(), Failure> {
-    threads::check(mesh.world_size(), threads::IN_A_BENCH)
+    threads::check(mesh.world_size(), MOST_RANKS)
         .map_err(|problem| Failure::Input(format!("mesh {mesh} has {problem}")))
 }

@@ -102,9 +102,9 @@ pub use model::norms::{Histogram, Histograms};
 pub use optimizer::RuleExchange;
 pub use optimizer::ema::Ema;
 pub use optimizer::{
-    Adafactor, AdafactorOptions, AdamW, AdamWOptions, DeviceRun, Grouped, Lion, LionOptions,
-    Momentum, Muon, MuonOptions, Optimizer, RateScale, Rule, Run, RunState, Selected, Setting, Sgd,
-    SgdOptions, Update, Updating, Whole, WholeParameters,
+    Adafactor, AdafactorOptions, AdamW, AdamWOptions, DeviceRun, Grouped, Lion, LionOptions, Muon,
+    MuonOptions, Optimizer, RateScale, Rule, Run, RunState, Selected, Setting, Sgd, SgdOptions,
+    Update, Updating, Whole, WholeParameters,
 };
 pub use options::allowed::{Allowed, LearningRate};
 pub use options::divide;
@@ -134,7 +134,7 @@ pub use hsdp_comm::{
 };
 #[cfg(feature = "nccl")]
 pub use hsdp_comm::{control, nccl};
-pub use hsdp_kernels::{GradientValues, HostBuffer, Values, memory};
+pub use hsdp_kernels::{GradientValues, HostBuffer, MomentumKind, Values, memory};
 pub use hsdp_sharding::{
     Accumulation, Axis, ByteCount, DType, ElemCount, Flow, FullCopies, MemoryPlan, Mesh, ModelSpec,
     Offload, Param, ParamId, Phase, Piece, Plan, Rank, State, Traffic, Unit, UnitId,

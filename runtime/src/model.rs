@@ -31,7 +31,7 @@ use crate::model::norms::{
 use crate::model::updates::{Moved, Updates};
 use crate::options::placement::Placement;
 use crate::options::{EndOfRun, ModelOptions, StepOptions};
-use crate::state::context::{Context, ModelId};
+use crate::state::context::{Context, ErrorSite, ModelId};
 use crate::state::control;
 use crate::state::events::Event;
 use crate::state::shard::Shard;
@@ -285,7 +285,8 @@ impl ShardedModel {
     /// # Panics
     /// If the model has no such unit.
     pub fn shard(&self, unit: UnitId) -> Result<Arc<Vec<f32>>, Error> {
-        self.engine.state().shards[unit.index()].in_f32(&self.engine.context)
+        let state = self.engine.state();
+        state.shards[unit.index()].in_f32(&self.engine.context.site("shard", state.next_step))
     }
 
     /// Returns all parameters in full, in f32, row-major, by name: for export, evaluation and
@@ -304,7 +305,7 @@ impl ShardedModel {
         let step = state.next_step;
         drop(state);
         control::between_steps(&context.world, step, || {
-            export::full_parameters(context, &shards, step)
+            export::full_parameters(&context.site("full_parameters", step), &shards)
         })
     }
 
@@ -339,7 +340,7 @@ impl ShardedModel {
     /// [`Error::Comm`] if the all-reduce fails; [`Error::Kernel`] if there is not enough memory;
     /// [`Error::Device`](Error) if the parameters lie on a device that fails.
     pub fn norms(&self) -> Result<Norms, Error> {
-        let squares = self.summed(1, add_square)?;
+        let squares = self.summed("norms", 1, add_square)?;
         Ok(by_parameter(self.plan(), &squares, |_| true, |square| square[0].sqrt()))
     }
 
@@ -347,6 +348,7 @@ impl ShardedModel {
     /// parameter.
     fn summed<T: Element>(
         &self,
+        operation: &'static str,
         count: usize,
         add: impl Fn(&mut [T], &[f32]),
     ) -> Result<Vec<T>, Error> {
@@ -358,7 +360,7 @@ impl ShardedModel {
         control::between_steps(&context.world, step, || {
             let mut sums = vec![T::zeroed(); count * context.parameters()];
             for (unit, shard) in context.plan.spec().unit_ids().zip(&shards) {
-                let elements = shard.in_f32(context)?;
+                let elements = shard.in_f32(&context.site(operation, step))?;
                 for (number, range) in pieces(context, unit, elements.len()) {
                     add(&mut sums[count * number..][..count], &elements[range]);
                 }
@@ -377,7 +379,12 @@ impl ShardedModel {
     /// As [`norms`](Self::norms).
     pub fn histograms(&self) -> Result<Histograms, Error> {
         let count = |counts: &mut [u64], values: &[f32]| count(counts, values.iter().copied());
-        Ok(by_parameter(self.plan(), &self.summed(COUNTS, count)?, |_| true, Histogram::of))
+        Ok(by_parameter(
+            self.plan(),
+            &self.summed("histograms", COUNTS, count)?,
+            |_| true,
+            Histogram::of,
+        ))
     }
 
     /// Returns how far the last update has moved the parameters; `None` if it was not
@@ -404,6 +411,11 @@ impl ShardedModel {
         let moved = self.updates.lock().moved.clone()?;
         let finished = self.engine.state().next_step;
         Some(MeasuredUpdate { model: self.id().clone(), finished, moved })
+    }
+
+    /// Returns an operation between steps, for the errors that name it.
+    pub(crate) fn site(&self, operation: &'static str) -> ErrorSite<'_> {
+        self.engine.context.site(operation, self.committed_steps())
     }
 
     /// Checks that the parameters have their own values, and that no step works with them.
@@ -539,7 +551,7 @@ fn cut(
                     .copy_from_slice(&full[piece.param_start..][..piece.len]);
             }
         }
-        shards.push(Shard::new(context, unit, shard)?);
+        shards.push(Shard::new(&context.site("init", 0), unit, shard)?);
     }
     Ok((shards, values))
 }

@@ -31,5 +31,5 @@ pub use muon::{Muon, MuonOptions, RateScale};
 #[doc(hidden)]
 pub use rule::RuleExchange;
 pub use rule::{Rule, RunState, Setting};
-pub use sgd::{Momentum, Sgd, SgdOptions};
+pub use sgd::{Sgd, SgdOptions};
 pub use whole::{Whole, WholeParameters};

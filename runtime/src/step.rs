@@ -82,24 +82,8 @@ impl<'model> Step<'model> {
     /// [`DataError::UnevenInputs`](crate::DataError::UnevenInputs) if the model's
     /// [`Uneven`](crate::Uneven) refuses that; [`Error::Comm`] if the exchange fails.
     pub fn microbatch(&mut self) -> Result<Pass<'_>, Error> {
-        match self.engine.begin_microbatch(self.id)? {
-            Some(token) => Ok(self.pass(token)),
-            None => Err(self.engine.end_of_data(self.id)),
-        }
-    }
-
-    /// As [`microbatch`](Self::microbatch), but returns `None` if the step ends here because other
-    /// ranks have no more data.
-    ///
-    /// # Errors
-    /// As [`microbatch`](Self::microbatch), except `EndOfData`.
-    pub fn next_microbatch(&mut self) -> Result<Option<Pass<'_>>, Error> {
         let token = self.engine.begin_microbatch(self.id)?;
-        Ok(token.map(|token| self.pass(token)))
-    }
-
-    fn pass(&mut self, token: MicrobatchId) -> Pass<'_> {
-        Pass::of(PassHandle::new(&self.engine, token))
+        Ok(Pass::of(PassHandle::new(&self.engine, token)))
     }
 
     /// Completes all reductions, all-reduces the partials over the replicas, and agrees with all
@@ -209,7 +193,8 @@ impl Pass<'_> {
     /// pass is a batch of an evaluation, or an earlier call of the step failed; [`Error::Comm`] if
     /// a collective fails.
     pub fn loss(&mut self, loss: LossSum) -> Result<Seed, Error> {
-        self.handle.loss(loss)
+        let PassHandle { engine, token } = &self.handle;
+        engine.loss(*token, loss)
     }
 
     /// Takes a unit's gradients, reduce-scatters them, and adds the result to the partial.
@@ -276,14 +261,6 @@ impl PassHandle {
     /// As [`Pass::unshard`], and [`Error::StalePass`] if the microbatch is over.
     pub fn unshard(&self, unit: UnitId) -> Result<Full, Error> {
         self.engine.unshard(self.token, unit)
-    }
-
-    /// As [`Pass::loss`].
-    ///
-    /// # Errors
-    /// As [`Pass::loss`], and [`Error::StalePass`] if the microbatch is over.
-    pub fn loss(&self, loss: LossSum) -> Result<Seed, Error> {
-        self.engine.loss(self.token, loss)
     }
 
     /// As [`Pass::reduce`].

@@ -63,6 +63,5 @@ pub use self::inputs::{Begin, Intent, Refused};
 pub use self::machine::StepMachine;
 pub use self::output::{Call, Kind, Members, Operation, Output, Source, Target};
 pub use self::rules::{
-    Course, Input, LossScale, MicrobatchWeights, ReductionTime, Rules, Sequences, Supply, Uneven,
-    UnitOrder,
+    Input, LossScale, MicrobatchWeights, ReductionTime, Rules, Sequences, Supply, Uneven, UnitOrder,
 };

@@ -6,7 +6,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::portions::{self, Portion};
 use crate::error::Error;
-use crate::state::context::Context;
+use crate::state::context::{Context, ErrorSite};
 use crate::state::shard::{HostShard, Shard};
 
 /// Elements of a block, which has a hash of its own. Parameters are cut at multiples of it, so each
@@ -18,15 +18,15 @@ const _: () = assert!(ALIGNMENT.is_multiple_of(BLOCK), "a cut goes through no bl
 /// Returns this rank's part of the digest of the parameters that `has` selects, such as the frozen
 /// ones: the parts of the first replica sum up to the digest, on every mesh.
 pub(super) fn part(
-    context: &Context,
+    site: &ErrorSite<'_>,
     shards: &[Shard],
     has: impl Fn(ParamId) -> bool,
 ) -> Result<u64, Error> {
-    let mut portions = portions::of_rank(context);
+    let mut portions = portions::of_rank(site.context);
     portions.retain(|portion| has(portion.parameter));
     let mut sum = 0_u64;
     for of_unit in portions.chunk_by(|one, next| one.parameter.unit == next.parameter.unit) {
-        let kept = shards[of_unit[0].parameter.unit.index()].on_host(context)?;
+        let kept = shards[of_unit[0].parameter.unit.index()].on_host(site)?;
         let parts = of_unit.iter().map(|portion| of_portion(&kept, portion));
         sum = parts.fold(sum, u64::wrapping_add);
     }

@@ -9,14 +9,13 @@ use std::time::Duration;
 use crossbeam::channel::{self, Receiver, RecvTimeoutError, Sender};
 use hsdp_checkpoint::{DraftPlace, Head, Lease, Slice, Writer};
 use hsdp_kernels::memory::{self, Category};
-use hsdp_sharding::{Rank, UnitId};
+use hsdp_sharding::Rank;
 use parking_lot::Mutex;
 
 use super::portions::{self, WrittenFrom, WrittenPortion};
 use super::saving;
 use super::settings::Content;
 use super::together::JointOperation;
-use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::persist::checkpointed::Checkpointed;
 use crate::persist::problem::Problem;
@@ -41,11 +40,15 @@ impl Snapshot {
     ) -> Result<(), Problem> {
         self.written = portions::to_write(&model.engine.context, &optimizer.tensors(), content);
         self.make_room()?;
+        let site = model.site("saving");
         let mut room = &mut *self.elements;
         for WrittenPortion { source, .. } in &self.written {
             let (into, rest) = room.split_at_mut(source.len());
             match source {
-                WrittenFrom::Shard { unit, range } => copy_shard(model, *unit, range.start, into)?,
+                WrittenFrom::Shard { unit, range } => {
+                    let shard = &model.engine.state().shards[unit.index()];
+                    shard.copy_to(&site, range.start, into)?;
+                }
                 WrittenFrom::State { kind, parameter, range } => {
                     let start = range.start;
                     let copied = optimizer.copy_state(model, kind, *parameter, start, into)?;
@@ -82,16 +85,6 @@ impl Snapshot {
         }
         Ok(())
     }
-}
-
-fn copy_shard(
-    model: &ShardedModel,
-    unit: UnitId,
-    from: usize,
-    into: &mut [f32],
-) -> Result<(), Error> {
-    let engine = &model.engine;
-    engine.state().shards[unit.index()].copy_to(&engine.context, from, into)
 }
 
 /// How a rank has ended a stage. In the last stage rank 0 has the path of the generation.

@@ -16,7 +16,7 @@ use crate::options::precision::LossScaling;
 use crate::persist::checkpointed::Checkpointed;
 use crate::persist::problem::{Problem, ProblemKind};
 use crate::persist::saved::{FittingParts, SavedOptions, SavedState, Unmatched, Whose};
-use crate::state::context::Context;
+use crate::state::context::{Context, ErrorSite};
 use crate::state::shard::Shard;
 
 /// The value for "no step" where ranks exchange a step.
@@ -230,7 +230,7 @@ impl Checkpoints {
             let applied = manifest.applied_steps();
             let training = manifest.training;
             let notes = notes(&saved, &optimizer.head(saved.context.plan.spec()));
-            let parameters = parameters_of(model, saved.generation, saved.fitting, str::to_owned)?;
+            let parameters = parameters_of(model, &saved, saved.fitting, str::to_owned)?;
             let restored = optimizer.restored(model, &saved)?;
             Ok((LoadedState { parameters, fitting, notes }, (restored, applied, training)))
         })?;
@@ -314,8 +314,9 @@ fn compare_lacking(
     let shards = model.engine.state().shards.clone();
     let parts = together.run(|| {
         let is_frozen = |id: ParamId| context.plan.spec()[id].role == Role::Frozen;
-        let all = frozen::part(context, &shards, |id| fitting.lacks(id))?;
-        let frozen = frozen::part(context, &shards, |id| fitting.lacks(id) && is_frozen(id))?;
+        let site = &together.site();
+        let all = frozen::part(site, &shards, |id| fitting.lacks(id))?;
+        let frozen = frozen::part(site, &shards, |id| fitting.lacks(id) && is_frozen(id))?;
         Ok([all, frozen])
     })?;
     let parts = together.tell(parts)?;
@@ -403,11 +404,13 @@ pub(super) struct LoadedState {
 /// `source` maps the name of a parameter to that of the tensor with its values.
 pub(super) fn parameters_of(
     model: &ShardedModel,
-    generation: &Generation,
+    saved: &SavedState<'_>,
     fitting: Option<&FittingParts>,
     source: impl Fn(&str) -> String,
 ) -> Result<Vec<Shard>, Problem> {
     let context = &model.engine.context;
+    let site = saved.site();
+    let generation = saved.generation;
     let has_all = differences::content_of(generation.manifest()) == Content::All;
     let lacks = |portion: &Portion| match fitting {
         Some(fitting) => fitting.lacks(portion.parameter),
@@ -419,14 +422,14 @@ pub(super) fn parameters_of(
             // The frozen parameters are last, and may be left out.
             let Some(into) = parameters.get_mut(portion.range.clone()) else { break };
             match lacks(portion) {
-                true => own[unit.index()].copy_to(context, portion.range.start, into)?,
+                true => own[unit.index()].copy_to(&site, portion.range.start, into)?,
                 false => generation.read(&source(&portion.name), portion.offset, into)?,
             }
         }
         Ok(())
     };
     if context.device.is_some() {
-        return shards_of(context, fill);
+        return shards_of(&site, fill);
     }
     each_unit(context, |unit, portions| {
         let layout = context.plan.layout(unit);
@@ -448,9 +451,10 @@ pub(super) fn parameters_of(
 
 /// This rank's shards, made unit by unit: `fill` fills the portions of each unit, in f32.
 pub(super) fn shards_of(
-    context: &Context,
+    site: &ErrorSite<'_>,
     fill: impl Fn(UnitId, &[Portion], &mut [f32]) -> Result<(), Problem>,
 ) -> Result<Vec<Shard>, Problem> {
+    let context = site.context;
     each_unit(context, |unit, portions| {
         // The text of an error is made outside of the scope, in which memory may be short.
         let made = {
@@ -459,7 +463,7 @@ pub(super) fn shards_of(
         };
         let mut parameters = made?;
         fill(unit, portions, &mut parameters)?;
-        Ok(Shard::new(context, unit, parameters)?)
+        Ok(Shard::new(site, unit, parameters)?)
     })
 }
 

@@ -260,7 +260,8 @@ impl<'a> SavedContents<'a> {
             }
         };
         let states = written.iter().map(state).collect::<Result<_, Error>>()?;
-        let shards = shards.iter().map(|shard| shard.on_host(context)).collect::<Result<_, _>>()?;
+        let site = model.site("saving");
+        let shards = shards.iter().map(|shard| shard.on_host(&site)).collect::<Result<_, _>>()?;
         Ok(Self { written, shards, states })
     }
 

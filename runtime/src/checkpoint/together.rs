@@ -13,7 +13,7 @@ use crate::agree::comparison;
 use crate::error::Error;
 use crate::options::digest;
 use crate::persist::problem::{Problem, ProblemKind};
-use crate::state::context::Context;
+use crate::state::context::{Context, ErrorSite};
 
 /// Number of times within a deadline that a rank tells the others that it is still at work. A rank
 /// that has ended says so at once.
@@ -110,6 +110,11 @@ impl From<Error> for Undone {
 impl<'a> JointOperation<'a> {
     pub(super) fn new(context: &'a Context, operation: &'static str, step: u64) -> Self {
         Self { context, operation, step, checkpoints: None }
+    }
+
+    /// Returns this operation, for the errors that name it.
+    pub(super) fn site(&self) -> ErrorSite<'a> {
+        self.context.site(self.operation, self.step)
     }
 
     /// Returns the operation as one about the checkpoints with this number. Its exchanges do not

@@ -8,20 +8,20 @@ use hsdp_kernels::{HostBuffer, Values};
 use hsdp_sharding::{DType, UnitId};
 
 use crate::error::Error;
-use crate::state::context::Context;
+use crate::state::context::{Context, ErrorSite};
 use crate::state::shard::Shard;
 
 /// Returns all parameters in f32, by name.
 pub(crate) fn full_parameters(
-    context: &Context,
+    site: &ErrorSite<'_>,
     shards: &[Shard],
-    step: u64,
 ) -> Result<BTreeMap<String, Vec<f32>>, Error> {
+    let ErrorSite { context, step, .. } = *site;
     let mut parameters = BTreeMap::new();
     for (unit, shard) in shards.iter().enumerate() {
         let unit = UnitId::new(unit);
         let tag = context.tag(Some(unit), Stage::Export, step, 0);
-        gather_into(&mut parameters, context, tag, unit, shard.in_f32(context)?)?;
+        gather_into(&mut parameters, context, tag, unit, shard.in_f32(site)?)?;
     }
     Ok(parameters)
 }

@@ -48,13 +48,12 @@ struct Chosen {
 }
 
 impl Gradients {
-    /// Checks that these are the gradients of the last step of `model`. An optimizer calls this
-    /// before it changes anything. Not collective.
+    /// Checks that these are the gradients of the last step of `model`. Not collective.
     ///
     /// # Errors
     /// [`Error::Misuse`] if the gradients belong to another model, or to an earlier step; the
     /// message has both numbers.
-    pub fn check_model(&self, model: &ShardedModel) -> Result<(), Error> {
+    pub(crate) fn check_model(&self, model: &ShardedModel) -> Result<(), Error> {
         let refuse = |what| Err(model.engine.context.misuse("optimizer step", self.step, what));
         let finished = model.engine.state().next_step;
         if self.model != *model.id() {

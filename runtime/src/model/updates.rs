@@ -78,10 +78,14 @@ impl Average {
     ///
     /// # Errors
     /// Errors of [`Ema::new`](crate::Ema::new).
-    pub(crate) fn copy_of(context: &Context, shards: &[Shard], decay: f64) -> Result<Self, Error> {
-        let mut average = Self::zeros(context.site("Ema::new", 0), decay)?;
-        average.fill(context, |unit, piece, into| {
-            shards[unit.index()].copy_to(context, piece.shard_start, into)
+    pub(crate) fn copy_of(
+        site: ErrorSite<'_>,
+        shards: &[Shard],
+        decay: f64,
+    ) -> Result<Self, Error> {
+        let mut average = Self::zeros(site, decay)?;
+        average.fill(site, |unit, piece, into| {
+            shards[unit.index()].copy_to(&site, piece.shard_start, into)
         })?;
         Ok(average)
     }
@@ -89,10 +93,10 @@ impl Average {
     /// Fills the average: `read` gets the unit, the piece of this rank's shard, and its elements.
     pub(crate) fn fill<E: From<Error>>(
         &mut self,
-        context: &Context,
+        site: ErrorSite<'_>,
         mut read: impl FnMut(UnitId, Piece, &mut [f32]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let site = context.site("loading", 0);
+        let context = site.context;
         for (unit, store) in context.plan.spec().unit_ids().zip(&mut self.values) {
             store.fill(&site, |values| {
                 let mut pieces = context.trained_pieces(unit);
@@ -125,16 +129,16 @@ impl Average {
     /// Errors of a device.
     pub(crate) fn copy_to(
         &self,
-        context: &Context,
+        site: ErrorSite<'_>,
         parameter: ParamId,
         start: usize,
         into: &mut [f32],
     ) -> Result<bool, Error> {
         let ParamId { unit, index } = parameter;
-        let mut pieces = context.trained_pieces(unit);
+        let mut pieces = site.context.trained_pieces(unit);
         let Some(piece) = pieces.find(|piece| piece.param == index) else { return Ok(false) };
         let from = piece.shard_start + start - piece.param_start;
-        self.values[unit.index()].copy_to(&context.site("saving", 0), from, into)?;
+        self.values[unit.index()].copy_to(&site, from, into)?;
         Ok(true)
     }
 
@@ -144,12 +148,11 @@ impl Average {
     /// Errors of a device.
     pub(crate) fn copy_over(
         &self,
-        context: &Context,
+        site: ErrorSite<'_>,
         unit: UnitId,
         shard: &mut [f32],
     ) -> Result<(), Error> {
-        let site = context.site("saving", 0);
-        context.trained_pieces(unit).try_for_each(|piece| {
+        site.context.trained_pieces(unit).try_for_each(|piece| {
             let into = &mut shard[piece.shard_range()];
             self.values[unit.index()].copy_to(&site, piece.shard_start, into)
         })

@@ -79,7 +79,8 @@ impl Ema {
         let number = model.updates.lock().averages.next_number();
         let average = {
             let state = model.engine.state();
-            Average::copy_of(&model.engine.context, &state.shards, decay)?
+            let site = model.engine.context.site("Ema::new", state.next_step);
+            Average::copy_of(site, &state.shards, decay)?
         };
         Ok(Self::of(model, average, number))
     }
@@ -94,7 +95,8 @@ impl Ema {
 
     /// This rank's shards with the averages in place of the trainable parameters.
     fn shards(&self, model: &ShardedModel) -> Result<Vec<Shard>, Error> {
-        let context = &model.engine.context;
+        let site = model.site("with_shards");
+        let context = site.context;
         let state = model.engine.state();
         let average = self.average.lock();
         let shard = |(unit, shard): (usize, &Shard)| {
@@ -102,7 +104,7 @@ impl Ema {
             if context.plan.layout(unit).trainable().shard_len == 0 {
                 return Ok(shard.clone());
             }
-            let own = shard.in_f32(context)?;
+            let own = shard.in_f32(&site)?;
             // The text of an error is made outside of the scope, in which memory may be short.
             let made = {
                 let _scope = context.scope_of_parameters(unit);
@@ -110,8 +112,8 @@ impl Ema {
             };
             let mut parameters = made?;
             parameters.copy_from_slice(&own);
-            average.copy_over(context, unit, &mut parameters)?;
-            Shard::new(context, unit, parameters)
+            average.copy_over(site, unit, &mut parameters)?;
+            Shard::new(&site, unit, parameters)
         };
         state.shards.iter().enumerate().map(shard).collect()
     }
@@ -231,7 +233,7 @@ impl Checkpointed for Ema {
         if kind != Average::KIND {
             return Ok(false);
         }
-        self.average.lock().copy_to(&model.engine.context, parameter, start, into)
+        self.average.lock().copy_to(model.site("saving"), parameter, start, into)
     }
 
     fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
@@ -242,16 +244,16 @@ impl Checkpointed for Ema {
             decay = saved.ok_or_else(lacking)?;
         }
         let shards = model.engine.state().shards.clone();
-        let context = &model.engine.context;
-        let mut average = Average::zeros(context.site("loading", model.committed_steps()), decay)?;
-        average.fill(context, |unit, piece, into| {
+        let site = saved.site();
+        let mut average = Average::zeros(site, decay)?;
+        average.fill(site, |unit, piece, into| {
             let parameter = ParamId { unit, index: piece.param };
             if saved.takes_state(parameter) {
                 return saved.read(Average::KIND, parameter, piece.param_start, into);
             }
             // It begins as the parameter, as the model has it after the load.
             let own =
-                |into: &mut [f32]| shards[unit.index()].copy_to(context, piece.shard_start, into);
+                |into: &mut [f32]| shards[unit.index()].copy_to(&site, piece.shard_start, into);
             saved.read_parameter(parameter, piece.param_start, own, into)
         })?;
         Ok(Self::of(model, average, self.number))

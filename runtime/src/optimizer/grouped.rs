@@ -175,12 +175,12 @@ impl<O: Rule> Grouped<O> {
     /// is any.
     fn make_state(&mut self, updating: &Updating<'_>) -> Result<(), Error> {
         let has = &|id| updating.has(id);
-        let mut state = self.zeros(&self.groups.options, &updating.site(), has)?;
+        let site = &updating.site();
+        let mut state = self.zeros(&self.groups.options, site, has)?;
         if let Some(earlier) = &self.state {
-            let context = updating.context;
             state.covered.take_over(&earlier.covered);
-            state.fill(context, |kind, id, start, into| {
-                earlier.copy_elements(context, kind, id, start, into).map(drop)
+            state.fill(site, |kind, id, start, into| {
+                earlier.copy_elements(site, kind, id, start, into).map(drop)
             })?;
         }
         self.state = Some(state);
@@ -338,7 +338,7 @@ impl<O: Rule> Checkpointed for Grouped<O> {
         range: Range<usize>,
     ) -> Result<Option<Cow<'a, [f32]>>, Error> {
         let Some(state) = &self.state else { return Ok(None) };
-        state.elements(&model.engine.context, kind, parameter, range)
+        state.elements(&model.site("saving"), kind, parameter, range)
     }
 
     fn copy_state(
@@ -350,18 +350,17 @@ impl<O: Rule> Checkpointed for Grouped<O> {
         into: &mut [f32],
     ) -> Result<bool, Error> {
         let Some(state) = &self.state else { return Ok(false) };
-        state.copy_elements(&model.engine.context, kind, parameter, start, into)
+        state.copy_elements(&model.site("saving"), kind, parameter, start, into)
     }
 
-    fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
+    fn restored(&self, _: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
         let groups = self.groups.following(saved.options).map_err(Problem::lasting)?;
         let has: BTreeSet<ParamId> = self.covered_in(saved, &groups.options).into_iter().collect();
-        let context = &model.engine.context;
         let read = || {
-            let site = context.site("loading", model.committed_steps());
-            let mut state = self.zeros(&groups.options, &site, &|id| has.contains(&id))?;
+            let site = &saved.site();
+            let mut state = self.zeros(&groups.options, site, &|id| has.contains(&id))?;
             state.covered.read(saved);
-            state.fill(context, |kind, id, start, into| saved.read(kind, id, start, into))?;
+            state.fill(site, |kind, id, start, into| saved.read(kind, id, start, into))?;
             Ok::<_, Problem>(state)
         };
         let state = (!has.is_empty()).then(read).transpose()?;

@@ -224,11 +224,6 @@ impl Updating<'_> {
         self.assignment.of(self.context, parameter) == self.index
     }
 
-    /// Describes the optimizer that updates a trainable parameter.
-    pub(super) fn optimizer_of(&self, parameter: ParamId) -> String {
-        self.assignment.text_of(self.context, parameter)
-    }
-
     /// Returns whether the parameter is updated now: it has a gradient, and the ranks agreed to
     /// apply it.
     ///
@@ -299,7 +294,7 @@ impl Updating<'_> {
         range: Range<usize>,
         into: &mut [f32],
     ) -> Result<(), Error> {
-        self.shards[unit.index()].copy_to(self.context, range.start, into)
+        self.shards[unit.index()].copy_to(&self.site(), range.start, into)
     }
 
     /// Returns the trained pieces of this rank's shards that this optimizer updates now, in the

@@ -59,7 +59,7 @@ impl OptimizerState {
     /// `None` if it has no such tensor.
     pub(super) fn elements(
         &self,
-        context: &Context,
+        site: &ErrorSite<'_>,
         kind: &str,
         parameter: ParamId,
         range: Range<usize>,
@@ -67,7 +67,7 @@ impl OptimizerState {
         let Some((kind, place)) = self.place(kind, parameter, range) else { return Ok(None) };
         let unit = parameter.unit.index();
         match kind.codes.get(unit) {
-            None => kind.stores[unit].to_host(&context.site("saving", 0), place).map(Some),
+            None => kind.stores[unit].to_host(site, place).map(Some),
             Some(codes) => Ok(Some(codes[place].iter().copied().map(f32::from).collect())),
         }
     }
@@ -76,7 +76,7 @@ impl OptimizerState {
     /// is no such tensor.
     pub(super) fn copy_elements(
         &self,
-        context: &Context,
+        site: &ErrorSite<'_>,
         kind: &str,
         parameter: ParamId,
         start: usize,
@@ -86,7 +86,7 @@ impl OptimizerState {
         let Some((kind, place)) = self.place(kind, parameter, range) else { return Ok(false) };
         let unit = parameter.unit.index();
         match kind.codes.get(unit) {
-            None => kind.stores[unit].copy_to(&context.site("saving", 0), place.start, into)?,
+            None => kind.stores[unit].copy_to(site, place.start, into)?,
             Some(codes) => {
                 let codes = codes[place].iter().copied();
                 into.iter_mut().zip(codes).for_each(|(into, code)| *into = f32::from(code));
@@ -109,20 +109,20 @@ impl OptimizerState {
     /// element of its tensor, and may leave zeros as they are.
     pub(super) fn fill<E: From<Error>>(
         &mut self,
-        context: &Context,
+        site: &ErrorSite<'_>,
         mut read: impl FnMut(&'static str, ParamId, usize, &mut [f32]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let site = context.site("loading", 0);
+        let spec = site.context.plan.spec();
         for KindOfState { name, places, stores, codes } in &mut self.kinds {
-            for (unit, store) in context.plan.spec().unit_ids().zip(stores) {
-                store.fill(&site, |values| {
+            for (unit, store) in spec.unit_ids().zip(stores) {
+                store.fill(site, |values| {
                     let mut parts = places.of_unit(unit);
                     parts.try_for_each(|(id, start, place)| {
                         read(name, id, start, &mut values[place])
                     })
                 })?;
             }
-            for (unit, codes) in context.plan.spec().unit_ids().zip(codes) {
+            for (unit, codes) in spec.unit_ids().zip(codes) {
                 for (id, start, place) in places.of_unit(unit) {
                     let mut numbers = hsdp_kernels::zeros(place.len()).map_err(Error::from)?;
                     read(name, id, start, &mut numbers)?;
@@ -309,7 +309,7 @@ impl Covered {
                     true => format!(
                         "parameter `{name}`: {kind} has state of it, and {} updates it now; select \
                          it for {kind}",
-                        updating.optimizer_of(id)
+                        updating.assignment.text_of(updating.context, id)
                     ),
                     false => format!(
                         "parameter `{name}`: {kind} has no state of it, because it did not update \

@@ -49,7 +49,7 @@ impl ShardedModel {
     /// optimizer selects, or more than one; [`Error::Misuse`] for an update on a device that is
     /// [measured](Gradients::measured), or clipped by [value](Gradients::clip_value) or by groups,
     /// and for two optimizers of one kind while [checkpoints](crate::checkpoint::Checkpoints::open)
-    /// of the model are open; those of [`Gradients::check_model`], of
+    /// of the model are open, and for gradients of another model or of an earlier step; those of
     /// [`Optimizer::check`](crate::Optimizer::check) and of
     /// [`Optimizer::prepare`](crate::Optimizer::prepare). [`Error::Device`](Error) if the model
     /// lies on a device that fails: some units are updated then, and others are not.
@@ -164,15 +164,6 @@ impl<'a> UpdatePass<'a> {
         }
     }
 
-    fn has_gradient(self, unit: UnitId, piece: &Piece) -> bool {
-        self.gradients.grad_shards.present[unit.index()][piece.param]
-    }
-
-    /// Returns the index of the optimizer of a piece.
-    fn optimizer_of(self, unit: UnitId, piece: &Piece) -> usize {
-        self.assignment.of(self.context, ParamId { unit, index: piece.param })
-    }
-
     fn run(
         self,
         state: &mut EngineState,
@@ -284,11 +275,12 @@ impl ShardUpdate for UnitUpdate<'_, '_, '_> {
         let Self { pass, unit, optimizers, mut moved } = self;
         for piece in pass.context.trained_pieces(unit) {
             let range = piece.shard_range();
-            if !pass.has_gradient(unit, &piece) {
+            let parameter = ParamId { unit, index: piece.param };
+            if !pass.gradients.has_gradient(parameter) {
                 pass.average(unit, piece, &master[range]);
                 continue;
             }
-            let (optimizer, _) = &mut optimizers[pass.optimizer_of(unit, &piece)];
+            let (optimizer, _) = &mut optimizers[pass.assignment.of(pass.context, parameter)];
             let fused = FusedUpdate {
                 parameters: &mut master[range.clone()],
                 rounded: rounded.as_mut().map(|all| all.reborrow().slice(range.clone())),
@@ -296,7 +288,6 @@ impl ShardUpdate for UnitUpdate<'_, '_, '_> {
                 divisor: pass.gradients.divisor,
             };
             let clip = pass.gradients.clip_factor();
-            let parameter = ParamId { unit, index: piece.param };
             let number = pass.context.number_of(parameter);
             let clipped_apart = pass.gradients.clip_of(pass.context, parameter);
             update_in_blocks(fused, |block, parameters, gradient| {
@@ -335,8 +326,11 @@ impl ShardUpdate for UnitUpdate<'_, '_, '_> {
         let UpdatePass { context, gradients, averages, .. } = pass;
         let stream = &*device.stream;
         let mut pieces: Vec<Vec<Piece>> = vec![Vec::new(); optimizers.len()];
-        for piece in context.trained_pieces(unit).filter(|piece| pass.has_gradient(unit, piece)) {
-            pieces[pass.optimizer_of(unit, &piece)].push(piece);
+        for piece in context.trained_pieces(unit) {
+            let parameter = ParamId { unit, index: piece.param };
+            if gradients.has_gradient(parameter) {
+                pieces[pass.assignment.of(context, parameter)].push(piece);
+            }
         }
         for ((optimizer, _), pieces) in optimizers.iter_mut().zip(pieces) {
             if pieces.is_empty() {

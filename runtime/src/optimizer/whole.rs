@@ -12,13 +12,12 @@ use serde_json::Value;
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::optimizer::exchange::{MatrixExchange, OnOwner, Staged};
-use crate::optimizer::interface::{Optimizer, Run, Update, Updating};
+use crate::optimizer::interface::{Optimizer, Run, Updating};
 use crate::optimizer::state::Covered;
 use crate::persist::checkpointed::{Checkpointed, Expected, Spread, StateTensor};
 use crate::persist::problem::Problem;
 use crate::persist::saved::SavedState;
 use crate::state::context::{ErrorSite, ModelId};
-use crate::step::gradients::Gradients;
 
 /// A whole parameter on its owner.
 #[derive(Debug)]
@@ -48,11 +47,12 @@ pub struct Whole<'a> {
 /// // Steps of the length of the rate, along the whole gradient of each parameter, which the state
 /// // counts.
 /// let mut normed = WholeParameters::new(model, "normed", |_| 1);
-/// model.update_whole(gradients, &mut normed, |Whole { values, gradient, state, .. }| {
+/// let mut update = normed.by(|Whole { values, gradient, state, .. }| {
 ///     let norm = gradient.iter().map(|it| it * it).sum::<f32>().sqrt().max(1e-12);
 ///     values.iter_mut().zip(gradient).for_each(|(value, it)| *value -= 0.01 * it / norm);
 ///     state[0] += 1.0;
-/// })?;
+/// });
+/// update.step(model, gradients)?;
 /// # Ok(())
 /// # }
 /// ```
@@ -88,7 +88,10 @@ impl WholeParameters {
         Self { model: model.id().clone(), kind, len, held: None }
     }
 
-    /// The optimizer that updates each parameter by this function, for [`ShardedModel::update_by`].
+    /// Returns the optimizer that updates parameters by this function: its step calls `update` on
+    /// the owner of each, and brings the new values back. It updates all trainable parameters, or
+    /// some of them beside other optimizers of [`ShardedModel::update_by`]. Its updates are
+    /// collective over the shard group.
     pub fn by<F: FnMut(Whole<'_>)>(&mut self, update: F) -> impl Optimizer {
         By { state: self, update }
     }
@@ -151,25 +154,6 @@ impl WholeParameters {
         covered.sort_unstable();
         covered.dedup();
         covered
-    }
-}
-
-impl ShardedModel {
-    /// Updates whole parameters: calls `update` on the owner of each, and brings the new values
-    /// back. All trainable parameters are updated; [`WholeParameters::by`] is for some of them,
-    /// beside other optimizers.
-    ///
-    /// Collective over the shard group.
-    ///
-    /// # Errors
-    /// As [`update_by`](Self::update_by); [`Error::Comm`].
-    pub fn update_whole(
-        &mut self,
-        gradients: Gradients,
-        state: &mut WholeParameters,
-        update: impl FnMut(Whole<'_>),
-    ) -> Result<Update, Error> {
-        state.by(update).step(self, gradients)
     }
 }
 
@@ -336,14 +320,13 @@ impl Checkpointed for WholeParameters {
         Ok(state.map(|state| Cow::Borrowed(&state[range])))
     }
 
-    fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
+    fn restored(&self, _: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
         let has = self.covered_in(saved);
         let mut restored = Self { model: self.model.clone(), held: None, ..*self };
         if has.is_empty() {
             return Ok(restored);
         }
-        let site = model.engine.context.site("loading", model.committed_steps());
-        let mut held = self.zeros(site, |id| has.contains(&id))?;
+        let mut held = self.zeros(saved.site(), |id| has.contains(&id))?;
         held.covered.read(saved);
         for (parameter, state) in held.states.iter_mut().filter(|(_, state)| !state.is_empty()) {
             saved.read(self.kind, *parameter, 0, state)?;

@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::error::Error;
 use crate::model::updates::Average;
 use crate::persist::problem::Problem;
-use crate::state::context::Context;
+use crate::state::context::{Context, ErrorSite};
 
 /// The state of optimizers in a checkpoint.
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +68,11 @@ impl SavedState<'_> {
             .trainable()
             .filter(|(id, param)| self.takes_state(*id) && stateful.only_counts(&param.name));
         without.map(|(id, _)| id).collect()
+    }
+
+    /// Returns the load, for the errors that name it.
+    pub(crate) fn site(&self) -> ErrorSite<'_> {
+        self.context.site("loading", self.generation.manifest().step)
     }
 
     fn trainable(&self) -> impl Iterator<Item = (ParamId, &Param)> {

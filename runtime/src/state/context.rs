@@ -134,9 +134,7 @@ impl Context {
 
     /// Keeps the order of the units on which all ranks have agreed.
     pub(crate) fn settle(&self, plan: &Arc<Plan>) {
-        if self.settled.get().is_none() {
-            self.settled.get_or_init(|| Arc::clone(plan));
-        }
+        self.settled.get_or_init(|| Arc::clone(plan));
     }
 
     /// Returns the plan in the order that all ranks have kept; as declared before that.

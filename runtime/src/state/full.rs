@@ -28,7 +28,6 @@ use crate::state::store::{Located, There};
 #[derive(Debug)]
 #[must_use = "a gathered unit takes up memory until it is dropped"]
 pub struct Full {
-    unit: UnitId,
     layout: Arc<UnitLayout>,
     /// Compute dtype.
     dtype: DType,
@@ -155,29 +154,11 @@ impl Arriving {
             }
         };
         let layout = Arc::clone(context.plan.layout(unit));
-        Ok(Some(Full { unit, layout, dtype: context.plan.compute_dtype(unit), buffers }))
+        Ok(Some(Full { layout, dtype: context.plan.compute_dtype(unit), buffers }))
     }
 }
 
 impl Full {
-    /// Returns the unit of these parameters.
-    #[must_use]
-    pub fn unit(&self) -> UnitId {
-        self.unit
-    }
-
-    /// Returns the number of parameters of the unit.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.layout.params().len()
-    }
-
-    /// Returns whether the unit has no parameters. Every planned unit has some.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.layout.params().is_empty()
-    }
-
     /// Returns the elements of the parameter with this index in its unit, in the compute dtype,
     /// row-major; empty after the buffer was [taken](Self::take).
     ///
@@ -253,18 +234,6 @@ impl Full {
         );
         if let FullBuffers::Own(pooled) = &mut self.buffers {
             pooled.buffers[parameter] = buffer;
-        }
-    }
-
-    /// Gives the buffers to the caller, by index of the parameter in its unit; a buffer that was
-    /// [taken](Self::take) is empty. The memory plan does not count them any more. They are copies
-    /// if [ranks share the buffers](crate::FullCopies::PerProcess), or if these lie on a device.
-    #[must_use]
-    pub fn into_buffers(self) -> Vec<HostBuffer> {
-        match self.buffers {
-            FullBuffers::Own(pooled) => pooled.into_buffers(),
-            FullBuffers::Shared(pooled) => pooled.buffers.to_vec(),
-            FullBuffers::Device(full) => full.on_host(&self.layout).to_vec(),
         }
     }
 

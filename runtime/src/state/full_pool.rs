@@ -41,11 +41,6 @@ pub(crate) struct Pooled {
     /// Empty while the buffers are elsewhere. The pool loses a buffer that is not back when the
     /// loan ends.
     pub(crate) buffers: Vec<HostBuffer>,
-    loan: Option<Loan>,
-}
-
-#[derive(Debug)]
-struct Loan {
     pool: Arc<FullPool>,
     bytes: ByteCount,
     generation: u64,
@@ -84,8 +79,7 @@ impl FullPool {
             let buffers = found.collect();
             let limit = held.limit;
             held.shrink_to(limit);
-            let loan = Loan { pool: Arc::clone(self), bytes, generation: held.generation };
-            Pooled { buffers, loan: Some(loan) }
+            Pooled { buffers, pool: Arc::clone(self), bytes, generation: held.generation }
         };
         for (buffer, len) in pooled.buffers.iter_mut().zip(lens) {
             if buffer.len() != len {
@@ -154,13 +148,6 @@ impl LoanState {
     }
 }
 
-impl Pooled {
-    /// Ends the loan: the buffers are the caller's from now on.
-    pub(crate) fn into_buffers(mut self) -> Vec<HostBuffer> {
-        mem::take(&mut self.buffers)
-    }
-}
-
 impl AsMut<Vec<HostBuffer>> for Pooled {
     fn as_mut(&mut self) -> &mut Vec<HostBuffer> {
         &mut self.buffers
@@ -169,11 +156,10 @@ impl AsMut<Vec<HostBuffer>> for Pooled {
 
 impl Drop for Pooled {
     fn drop(&mut self) {
-        let Some(Loan { pool, bytes, generation, .. }) = self.loan.take() else { return };
         let buffers = mem::take(&mut self.buffers);
-        let mut held = pool.held.lock();
-        held.lent = held.lent - bytes;
-        if held.generation == generation {
+        let mut held = self.pool.held.lock();
+        held.lent = held.lent - self.bytes;
+        if held.generation == self.generation {
             let there = buffers.into_iter().filter(|buffer| !buffer.is_empty());
             there.for_each(|buffer| held.put(buffer));
         }

@@ -9,7 +9,7 @@ use hsdp_kernels::{Divisor, HostBuffer, SharedBuffer, Values, ValuesMut, cast, u
 use hsdp_sharding::{DType, Offload, UnitId, UnitLayout};
 
 use crate::error::Error;
-use crate::state::context::Context;
+use crate::state::context::ErrorSite;
 use crate::state::model_device::{ModelDevice, Scratch};
 use crate::state::store::{Located, There, zeros_in};
 use crate::state::sums::GradientSums;
@@ -56,16 +56,18 @@ impl Shard {
     /// # Errors
     /// If there is no memory for it; those of a device.
     pub(crate) fn new(
-        context: &Context,
+        site: &ErrorSite<'_>,
         unit: UnitId,
         parameters: Vec<f32>,
     ) -> Result<Self, Error> {
+        let context = site.context;
         let compute = context.plan.compute_dtype(unit);
         let layout = context.plan.layout(unit);
         match &context.device {
             None => Ok(Self::here(parameters, layout, compute)?),
-            Some(device) => Self::there(device, parameters, compute)
-                .map_err(|error| context.site("init", 0).device(error)),
+            Some(device) => {
+                Self::there(device, parameters, compute).map_err(|error| site.device(error))
+            }
         }
     }
 
@@ -157,11 +159,11 @@ impl Shard {
     ///
     /// # Errors
     /// Errors of a device.
-    pub(crate) fn on_host(&self, context: &Context) -> Result<HostShard, Error> {
+    pub(crate) fn on_host(&self, site: &ErrorSite<'_>) -> Result<HostShard, Error> {
         let master = match &self.master {
             Located::Host(master) => Arc::clone(master),
             there @ Located::Device(_) => {
-                let copy = there.to_host(&context.site("read", 0), 0..there.len())?;
+                let copy = there.to_host(site, 0..there.len())?;
                 Arc::new(copy.into_owned())
             }
         };
@@ -177,8 +179,8 @@ impl Shard {
     ///
     /// # Errors
     /// If there is no memory for the copy; those of a device.
-    pub(crate) fn in_f32(&self, context: &Context) -> Result<Arc<Vec<f32>>, Error> {
-        let HostShard { master, rounded } = self.on_host(context)?;
+    pub(crate) fn in_f32(&self, site: &ErrorSite<'_>) -> Result<Arc<Vec<f32>>, Error> {
+        let HostShard { master, rounded } = self.on_host(site)?;
         let Some(rounded) = rounded.filter(|rounded| rounded.len() > master.len()) else {
             return Ok(master);
         };
@@ -195,7 +197,7 @@ impl Shard {
     /// Errors of a device.
     pub(crate) fn copy_to(
         &self,
-        context: &Context,
+        site: &ErrorSite<'_>,
         from: usize,
         into: &mut [f32],
     ) -> Result<(), Error> {
@@ -204,7 +206,7 @@ impl Shard {
                 unpack(into, stored.values().slice(from..from + into.len()));
                 Ok(())
             }
-            _ => self.master.copy_to(&context.site("read", 0), from, into),
+            _ => self.master.copy_to(site, from, into),
         }
     }
 

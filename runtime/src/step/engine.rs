@@ -97,32 +97,28 @@ impl Engine {
         })
     }
 
-    /// Begins a microbatch; `None` where the step has no next one, because ranks have no more data.
-    pub(crate) fn begin_microbatch(&self, id: AttemptId) -> Result<Option<MicrobatchId>, Error> {
+    /// Begins a microbatch.
+    ///
+    /// # Errors
+    /// [`DataError::EndOfData`] if the step has no next one, because ranks have no more data; the
+    /// step goes on then. Errors of the exchange; [`Error::Misuse`].
+    pub(crate) fn begin_microbatch(&self, id: AttemptId) -> Result<MicrobatchId, Error> {
         let operation = "microbatch";
         let mut state = self.in_step(id, operation)?;
         state.attempt(&self.context, operation, |state| {
             let begun = state.machine.begin_microbatch();
             begun.map_err(|refused| state.refused(&self.context, operation, refused))?;
-            state.drive(&self.context, operation)?;
-            if !state.machine.has_microbatch() {
-                return Ok(None);
-            }
-            state.step_mut().loss = None;
-            Ok(Some(MicrobatchId { attempt: id, microbatch: state.machine.microbatches() }))
-        })
-    }
-
-    /// Returns the error of a step that has no next microbatch.
-    pub(crate) fn end_of_data(&self, id: AttemptId) -> Error {
-        match self.in_step(id, "microbatch") {
-            Ok(state) => Error::Data(DataError::EndOfData {
-                step: id.step,
-                microbatch: Some(state.machine.microbatches()),
-                supply: state.machine.supply().cloned().unwrap_or_default(),
-            }),
-            Err(error) => error,
+            state.drive(&self.context, operation).map(drop)
+        })?;
+        let microbatch = state.machine.microbatches();
+        if !state.machine.has_microbatch() {
+            // It is no failure of the step, so no reason of an abort.
+            let supply = state.machine.supply().cloned().unwrap_or_default();
+            let microbatch = Some(microbatch);
+            return Err(Error::Data(DataError::EndOfData { step: id.step, microbatch, supply }));
         }
+        state.step_mut().loss = None;
+        Ok(MicrobatchId { attempt: id, microbatch })
     }
 
     /// Waits for the state, if the step of this attempt is under way.
@@ -301,16 +297,14 @@ impl Engine {
     ) -> Result<ControlFlow<EndOfRun, AttemptId>, Error> {
         let mut state = self.state_between_steps("begin_step")?;
         let step = state.next_step;
-        let StepOptions { microbatches, input, .. } = options;
+        let intent = Intent::Step { microbatches: options.microbatches, input: options.input };
         control::between_steps(&self.context.world, step, || {
             self.check_own_shards(&state, "begin_step")?;
-            let begun =
-                state.machine.begin(Begin { step, intent: Intent::Step { microbatches, input } });
+            let begun = state.machine.begin(Begin { step, intent });
             begun.map_err(|refused| state.refused(&self.context, "begin_step", refused))
         })?;
         let epoch = self.context.world.epoch();
-        let Agreed { headers, shutdown } =
-            state.open(&self.context, Intent::Step { microbatches, input }, options)?;
+        let Agreed { headers, shutdown } = state.open(&self.context, intent, options)?;
         let supply = headers.supply;
         if !state.machine.is_in_step() {
             self.context.world.set_absent(&[]);

@@ -8,12 +8,6 @@ use crate::failure::Failure;
 /// Maximum number of ranks in the examples, which train.
 pub const IN_EXAMPLES: usize = 64;
 
-/// Maximum number of ranks in a conformance case. Every machine has room for them.
-pub const IN_A_CASE: usize = 128;
-
-/// Maximum number of ranks in a bench: the largest mesh of `overhead`, whose models are small.
-pub const IN_A_BENCH: usize = 256;
-
 /// Checks that no more than `most` ranks run as threads of one process.
 ///
 /// # Errors

@@ -136,7 +136,7 @@ impl GatherQueue {
     /// Goes on by an order that the gathers so far begin.
     fn follow(&mut self, order: Arc<PlanOrder>) {
         let gathers = match &self.purpose {
-            GatherPurpose::Training => order.gathers().len(),
+            GatherPurpose::Training => order.plan.gathers().len(),
             GatherPurpose::Evaluation(_) => order.plan.order().len(),
         };
         self.states.resize(gathers, GatherState::Waiting);
@@ -147,7 +147,7 @@ impl GatherQueue {
     /// Returns the gather at a place.
     fn gather(&self, place: usize) -> Gather {
         match &self.order {
-            Some(order) => order.gathers()[place],
+            Some(order) => order.plan.gathers()[place],
             None => Gather { unit: self.found()[place], phase: Phase::Forward },
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::rules::{Rules, UnitOrder};
-use crate::{Gather, Plan, UnitId};
+use crate::{Plan, UnitId};
 
 /// A plan in one order of its units, and the places of each unit's gathers.
 #[derive(Debug)]
@@ -23,10 +23,6 @@ impl PlanOrder {
         }
         let gathers_before = plan.gathers_before_reductions();
         Self { plan, places, gathers_before }
-    }
-
-    pub(super) fn gathers(&self) -> &[Gather] {
-        self.plan.gathers()
     }
 
     /// Returns the number of gathers before a reduction of the microbatch, where they are one

@@ -150,7 +150,7 @@ impl ReductionQueue {
         let before = order.gathers_before(self.scattered)?;
         Some(match rules.reductions {
             ReductionTime::InTurn => before,
-            ReductionTime::AtTheEnd => order.gathers().len(),
+            ReductionTime::AtTheEnd => order.plan.gathers().len(),
         })
     }
 

@@ -150,7 +150,7 @@ pub struct Supply {
 
 /// Whether there is a next step, or a next microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Course {
+pub(super) enum Course {
     /// All ranks go on.
     Goes,
     /// All ranks end here.
@@ -171,8 +171,7 @@ impl Supply {
     }
 
     /// Returns the course that follows; `None` if the policy refuses the supply.
-    #[must_use]
-    pub fn course(&self, policy: Uneven) -> Option<Course> {
+    pub(super) fn course(&self, policy: Uneven) -> Option<Course> {
         match policy {
             _ if self.exhausted.is_empty() => Some(Course::Goes),
             _ if self.ready.is_empty() => Some(Course::Ends),

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use hsdp::{
-    AdamW, AdamWOptions, DataError, Error, Momentum, NextStep, Optimizer, Sgd, SgdOptions,
-    ShardedModel, StepOptions, Update, Workers, World, WorldOptions,
+    AdamW, AdamWOptions, DataError, Error, NextStep, Optimizer, Sgd, SgdOptions, ShardedModel,
+    StepOptions, Update, Workers, World, WorldOptions,
 };
 use hsdp_comm::CallError::Injected;
 use hsdp_comm::{Error as CommError, Fault};
@@ -159,8 +159,8 @@ impl Recipe {
                 Box::new(AdamW::new(model, options))
             }
             Self::Momentum => {
-                let momentum = Momentum::Classic(0.9);
-                let options = SgdOptions { momentum, learning_rate: 1e-3, ..SgdOptions::default() };
+                let learning_rate = 1e-3;
+                let options = SgdOptions { momentum: 0.9, learning_rate, ..SgdOptions::default() };
                 Box::new(Sgd::new(model, options))
             }
         }

@@ -2,8 +2,8 @@
 //! them, and so do [`machines`](crate::support::machines) alone.
 
 use hsdp::{
-    Error, Full, LossSum, ModelSpec, Optimizer, Param, Pass, Samples, Seed, Sgd, SgdOptions,
-    ShardedModel, StepOptions, UnitGradients, UnitId, Values,
+    DataError, Error, Full, LossSum, ModelSpec, Optimizer, Param, Pass, Samples, Seed, Sgd,
+    SgdOptions, ShardedModel, StepOptions, UnitGradients, UnitId, Values,
 };
 use hsdp_sharding::step::Input;
 use hsdp_sharding::{AfterForward, Role};
@@ -107,7 +107,10 @@ fn run_step(model: &mut ShardedModel, sgd: &mut Sgd, program: &StepProgram) -> R
     let mut step = model.begin_step(options)?;
     for (number, calls) in program.microbatches.iter().enumerate() {
         // Other ranks may have no more data, and end the step.
-        let Some(mut pass) = step.next_microbatch()? else { break };
+        let mut pass = match step.microbatch() {
+            Err(Error::Data(DataError::EndOfData { .. })) => break,
+            begun => begun?,
+        };
         let mut seed = None;
         let mut kept = Vec::new();
         for call in calls {

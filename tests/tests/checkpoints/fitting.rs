@@ -9,8 +9,8 @@ use hsdp::checkpoint::{
 };
 use hsdp::{
     Adafactor, AdafactorOptions, AdamW, AdamWOptions, Ema, Error, Gradients, Lion, LionOptions,
-    Mesh, ModelOptions, ModelSpec, Momentum, Muon, MuonOptions, Optimizer, Param, Selected, Sgd,
-    SgdOptions, ShardedModel, StepOptions, Unit, Update, Whole, WholeParameters, World,
+    Mesh, ModelOptions, ModelSpec, Muon, MuonOptions, Optimizer, Param, Selected, Sgd, SgdOptions,
+    ShardedModel, StepOptions, Unit, Update, Whole, WholeParameters, World,
 };
 use hsdp_tests::support::slopes;
 use hsdp_tests::support::worlds::{common, common_error, mesh, meshes, on_ranks, outcomes};
@@ -53,10 +53,7 @@ train!(AdamW, |model| {
     let adamw = AdamW::new(model, AdamWOptions::default());
     adamw.group(|param| param.shape.len() == 1, |it| AdamWOptions { weight_decay: 0.0, ..it })
 });
-train!(Sgd, |model| Sgd::new(
-    model,
-    SgdOptions { momentum: Momentum::Classic(0.9), ..SgdOptions::default() }
-));
+train!(Sgd, |model| Sgd::new(model, SgdOptions { momentum: 0.9, ..SgdOptions::default() }));
 train!(Lion, |model| Lion::new(model, LionOptions::default()));
 train!(Adafactor, |model| Adafactor::new(model, AdafactorOptions::default()));
 
@@ -112,7 +109,7 @@ impl Train for WholeParameters {
     }
 
     fn train(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<(), Error> {
-        model.update_whole(gradients, self, slower).map(drop)
+        self.by(slower).step(model, gradients).map(drop)
     }
 }
 

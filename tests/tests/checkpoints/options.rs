@@ -12,8 +12,9 @@ use hsdp::checkpoint::{
 };
 use hsdp::{
     Adafactor, AdafactorOptions, AdamW, AdamWOptions, DynamicScale, Ema, Error, Lion, LionOptions,
-    LossScaling, Mesh, ModelId, ModelOptions, ModelSpec, Momentum, Muon, MuonOptions, Optimizer,
-    Param, ParamId, RateScale, Sgd, SgdOptions, ShardedModel, StepOptions, Update, World,
+    LossScaling, Mesh, ModelId, ModelOptions, ModelSpec, MomentumKind, Muon, MuonOptions,
+    Optimizer, Param, ParamId, RateScale, Sgd, SgdOptions, ShardedModel, StepOptions, Update,
+    World,
 };
 use hsdp_checkpoint::{Hash, OptimizerHead};
 use hsdp_tests::support::springs::{self, Batch};
@@ -303,8 +304,14 @@ fn options_that_differ_are_listed_or_taken_or_kept() {
 #[test]
 fn options_that_were_taken_are_those_of_the_next_checkpoint() {
     let folder = tempfile::tempdir().expect("a folder");
-    let go = |momentum, weight_decay, other: OtherOptions| {
-        let made = SgdOptions { learning_rate: 0.1, momentum, weight_decay };
+    let nesterov = SgdOptions {
+        learning_rate: 0.1,
+        momentum: 0.9,
+        momentum_kind: MomentumKind::Nesterov,
+        weight_decay: 0.25,
+    };
+    let plain = SgdOptions { learning_rate: 0.1, ..SgdOptions::default() };
+    let go = |made: SgdOptions, other: OtherOptions| {
         let heads = outcomes(2, |world| {
             let mut model = model(world, mesh(2, 1))?;
             let mut sgd = Sgd::new(&model, made);
@@ -316,9 +323,9 @@ fn options_that_were_taken_are_those_of_the_next_checkpoint() {
         });
         heads.into_iter().next().expect("a rank")
     };
-    let first = go(Momentum::Nesterov(0.9), 0.25, OtherOptions::Refuse).expect("nothing to load");
+    let first = go(nesterov, OtherOptions::Refuse).expect("nothing to load");
     for _ in 0..2 {
-        let told = go(Momentum::Off, 0.0, OtherOptions::Refuse).expect_err("they differ");
+        let told = go(plain, OtherOptions::Refuse).expect_err("they differ");
         let told = told.to_string();
         for text in [
             "sgd momentum is 0.9 there, and 0.0 here",
@@ -327,7 +334,7 @@ fn options_that_were_taken_are_those_of_the_next_checkpoint() {
         ] {
             assert!(told.contains(text), "{told}");
         }
-        let taken = go(Momentum::Off, 0.0, OtherOptions::TakeSaved).expect("they are taken");
+        let taken = go(plain, OtherOptions::TakeSaved).expect("they are taken");
         assert_eq!(
             (taken.made_with, taken.options),
             (first.made_with.clone(), first.options.clone())

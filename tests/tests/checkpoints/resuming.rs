@@ -2,7 +2,7 @@
 
 use hsdp::checkpoint::Checkpointed;
 use hsdp::{
-    Accumulation, DType, DynamicScale, Grouped, LossScaling, ModelOptions, Momentum, Objective,
+    Accumulation, DType, DynamicScale, Grouped, LossScaling, ModelOptions, MomentumKind, Objective,
     Optimizer, Precision, Rule, Run, RunState, Setting, Sgd, SgdOptions,
 };
 use hsdp_tests::support::worlds::{mesh, on_ranks};
@@ -38,8 +38,10 @@ fn compare<O: Optimizer + Checkpointed>(
 }
 
 fn momentum(model: &hsdp::ShardedModel) -> Sgd {
-    let momentum = Momentum::Nesterov(0.9);
-    Sgd::new(model, SgdOptions { learning_rate: 0.05, momentum, weight_decay: 0.01 })
+    let momentum_kind = MomentumKind::Nesterov;
+    let options =
+        SgdOptions { learning_rate: 0.05, momentum: 0.9, momentum_kind, weight_decay: 0.01 };
+    Sgd::new(model, options)
 }
 
 /// Whole rows without weight decay, at half the rate.

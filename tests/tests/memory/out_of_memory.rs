@@ -7,7 +7,7 @@ use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Import};
 use hsdp::collective::{Collective, Copies};
 use hsdp::memory::{self, Category};
 use hsdp::{
-    Accumulation, Error, ModelOptions, Momentum, Optimizer, Rank, Sgd, SgdOptions, ShardedModel,
+    Accumulation, Ema, Error, ModelOptions, Optimizer, Rank, Sgd, SgdOptions, ShardedModel,
 };
 use hsdp_checkpoint::{Disk, Store, Weights, export};
 use hsdp_comm::{Channel, Tag};
@@ -110,8 +110,7 @@ fn there_is_no_memory_for_the_state_of_a_checkpoint() {
         let told = on_ranks(4, |world| {
             let rank = world.rank();
             let mut model = springs::model(world, &ModelOptions::on(mesh(2, 2)))?;
-            let momentum = Momentum::Classic(0.9);
-            let mut sgd = Sgd::new(&model, SgdOptions { momentum, ..SgdOptions::default() });
+            let mut sgd = Sgd::new(&model, SgdOptions { momentum: 0.9, ..SgdOptions::default() });
             let mut checkpoints =
                 Checkpoints::open(&model, folder.path(), CheckpointOptions::default())?;
             if category == Category::Load {
@@ -125,12 +124,35 @@ fn there_is_no_memory_for_the_state_of_a_checkpoint() {
         });
         let expected = match category {
             Category::Load => "out of memory",
-            _ => "loading of unit first on rank 1, step 0: out of memory",
+            _ => "loading of unit first on rank 1, step 1: out of memory",
         };
         let expected =
             format!("loading at step 1, on rank 1: {expected}: cannot allocate 256 bytes");
         assert_eq!(common(told), expected);
     }
+}
+
+#[test]
+fn there_is_no_memory_for_an_average() {
+    let _turn = alone();
+    let told = on_ranks(2, |world| {
+        let rank = world.rank();
+        let mut model = springs::model(world, &ModelOptions::on(mesh(1, 2)))?;
+        let mut sgd = Sgd::new(&model, SgdOptions::default());
+        for _ in 0..3 {
+            step(&mut model, &mut sgd)?;
+        }
+        memory::set_budget(rank, Category::Optimizer, Some(ByteCount(0)));
+        let told = Ema::new(&model, 0.9).expect_err("there is no memory");
+        memory::set_budget(rank, Category::Optimizer, None);
+        Ema::new(&model, 0.9).map(|_| told.to_string())
+    });
+    let expected = |rank| {
+        format!(
+            "Ema::new of unit first on rank {rank}, step 3: out of memory: cannot allocate 256 bytes"
+        )
+    };
+    assert_eq!(told, [0, 1].map(expected));
 }
 
 #[test]

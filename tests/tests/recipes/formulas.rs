@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use hsdp::{ModelSpec, Param};
+use hsdp::{ModelSpec, MuonOptions, Param, RateScale};
 
 use crate::model::{
     ADAMW, LION, MESHES, Recipe, SGD, Tensors, Trace, adafactor, initial, is_first_matrix,
-    is_matrix, is_second_matrix, muon, run, spec,
+    is_matrix, is_second_matrix, muon, run, run_muon, spec,
 };
 use crate::shampoo;
 
@@ -121,6 +121,31 @@ fn factored(
 
 /// As `torch.optim.Muon`, for each matrix of the declared view.
 fn muon_of(param: &Param, step: i32, values: &mut [f64], gradient: &[f64], state: &mut State) {
+    let scale = |rows: f64, columns: f64| (rows / columns).max(1.0).sqrt();
+    muon_scaled(param, step, values, gradient, state, scale);
+}
+
+/// As `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"`.
+fn muon_matching_adamw(
+    param: &Param,
+    step: i32,
+    values: &mut [f64],
+    gradient: &[f64],
+    state: &mut State,
+) {
+    let scale = |rows: f64, columns: f64| 0.2 * rows.max(columns).sqrt();
+    muon_scaled(param, step, values, gradient, state, scale);
+}
+
+/// Updates by Muon, with this factor of the learning rate for a matrix of rows x columns.
+fn muon_scaled(
+    param: &Param,
+    step: i32,
+    values: &mut [f64],
+    gradient: &[f64],
+    state: &mut State,
+    scale: fn(f64, f64) -> f64,
+) {
     let Some(view) = param.as_matrices() else {
         return adamw(param, step, values, gradient, state);
     };
@@ -134,7 +159,7 @@ fn muon_of(param: &Param, step: i32, values: &mut [f64], gradient: &[f64], state
         let direction = gradient.iter().zip(&*momentum);
         let direction = direction.map(|(g, m)| g + options.momentum * (m - g)).collect();
         let update = orthogonalized(direction, view.rows, view.columns);
-        let rate = options.learning_rate * (view.rows as f64 / view.columns as f64).max(1.0).sqrt();
+        let rate = options.learning_rate * scale(view.rows as f64, view.columns as f64);
         for (p, u) in values.iter_mut().zip(update) {
             *p = *p * (1.0 - options.learning_rate * options.weight_decay) - rate * u;
         }
@@ -210,7 +235,7 @@ fn formula(recipe: Recipe) -> (Formula, f64) {
 }
 
 /// The parameters after each step by the formula, from the gradients of a run.
-fn expected(recipe: Recipe, traces: &[Trace]) -> Vec<BTreeMap<String, Vec<f64>>> {
+fn expected(recipe: Recipe, formula: Formula, traces: &[Trace]) -> Vec<BTreeMap<String, Vec<f64>>> {
     let spec: ModelSpec = spec(recipe);
     let wide = |values: &[f32]| values.iter().copied().map(f64::from).collect::<Vec<_>>();
     let mut values: BTreeMap<String, Vec<f64>> =
@@ -222,7 +247,7 @@ fn expected(recipe: Recipe, traces: &[Trace]) -> Vec<BTreeMap<String, Vec<f64>>>
             let param = &spec[spec.find(name).expect("a parameter")];
             let state = states.entry(name.clone()).or_default();
             let values = values.get_mut(name).expect("a parameter");
-            formula(recipe).0(param, step, values, &wide(gradient), state);
+            formula(param, step, values, &wide(gradient), state);
         }
         after.push(values.clone());
     }
@@ -230,9 +255,13 @@ fn expected(recipe: Recipe, traces: &[Trace]) -> Vec<BTreeMap<String, Vec<f64>>>
 }
 
 fn compare(recipe: Recipe, mesh: [usize; 2]) {
-    let traces = run(recipe, mesh);
-    let bound = formula(recipe).1;
-    for (step, (trace, expected)) in traces.iter().zip(expected(recipe, &traces)).enumerate() {
+    let (formula, bound) = formula(recipe);
+    compare_by(formula, bound, recipe, mesh, &run(recipe, mesh));
+}
+
+fn compare_by(formula: Formula, bound: f64, recipe: Recipe, mesh: [usize; 2], traces: &[Trace]) {
+    let expected = expected(recipe, formula, traces);
+    for (step, (trace, expected)) in traces.iter().zip(expected).enumerate() {
         let found: &Tensors = &trace.parameters;
         assert!(found.keys().eq(expected.keys()));
         for (name, values) in found {
@@ -252,6 +281,17 @@ fn each_is_its_formula_with_and_without_shards() {
     let _turn = crate::beside_others();
     for recipe in Recipe::ALL {
         MESHES.into_iter().for_each(|mesh| compare(recipe, mesh));
+    }
+}
+
+#[test]
+fn muon_can_match_the_size_of_updates_by_adamw() {
+    let _turn = crate::beside_others();
+    let bound = formula(Recipe::Muon).1;
+    let options = MuonOptions { rate_scale: RateScale::MatchRmsAdamW, ..muon() };
+    for mesh in MESHES {
+        let traces = run_muon(options, mesh);
+        compare_by(muon_matching_adamw, bound, Recipe::Muon, mesh, &traces);
     }
 }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use hsdp::checkpoint::Checkpointed;
 use hsdp::{
     Adafactor, AdafactorOptions, AdamW, AdamWOptions, Error, Gradients, Lion, LionOptions, LossSum,
-    ModelOptions, ModelSpec, Momentum, Muon, MuonOptions, Optimizer, Param, Sgd, SgdOptions,
+    ModelOptions, ModelSpec, MomentumKind, Muon, MuonOptions, Optimizer, Param, Sgd, SgdOptions,
     ShardedModel, State, Step, StepOptions, Unit, Update, Values, Whole, WholeParameters, World,
 };
 use hsdp_tests::support::handmade::{self, Handmade};
@@ -117,8 +117,12 @@ fn descend(Whole { values, gradient, state, .. }: Whole<'_>) {
 /// The options of each optimizer.
 pub(crate) const ADAMW: AdamWOptions =
     AdamWOptions { learning_rate: 0.01, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1 };
-pub(crate) const SGD: SgdOptions =
-    SgdOptions { learning_rate: 0.01, momentum: Momentum::Nesterov(0.9), weight_decay: 0.1 };
+pub(crate) const SGD: SgdOptions = SgdOptions {
+    learning_rate: 0.01,
+    momentum: 0.9,
+    momentum_kind: MomentumKind::Nesterov,
+    weight_decay: 0.1,
+};
 pub(crate) const LION: LionOptions =
     LionOptions { learning_rate: 0.01, betas: (0.9, 0.99), weight_decay: 0.1 };
 
@@ -177,7 +181,7 @@ impl Steps for ((Muon, WholeParameters), Adafactor) {
 
 impl Steps for WholeParameters {
     fn apply(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {
-        model.update_whole(gradients, self, shampoo::update)
+        self.by(shampoo::update).step(model, gradients)
     }
 }
 
@@ -314,6 +318,17 @@ pub(crate) fn run(recipe: Recipe, sizes: [usize; 2]) -> Vec<Trace> {
 pub(crate) fn run_in(unit: f32, recipe: Recipe, sizes: [usize; 2]) -> Vec<Trace> {
     let ranks = mesh(sizes[0], sizes[1]).world_size();
     common(on_ranks(ranks, |world| with(world, sizes, recipe, Train(unit))))
+}
+
+/// A run of [`Recipe::Muon`] with these options of Muon.
+pub(crate) fn run_muon(options: MuonOptions, sizes: [usize; 2]) -> Vec<Trace> {
+    let mesh = mesh(sizes[0], sizes[1]);
+    common(on_ranks(mesh.world_size(), |world| {
+        let spec = spec(Recipe::Muon);
+        let model = ShardedModel::new(world, spec, ModelOptions::on(mesh), springs::initial)?;
+        let both = (Muon::new(&model, options), AdamW::new(&model, ADAMW));
+        Train(1.0).act(model, both)
+    }))
 }
 
 /// The parameters before the first step.

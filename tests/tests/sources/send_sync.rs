@@ -195,7 +195,6 @@ table!(RUNTIME {
     hsdp::LossSum: Send Sync Unpin,
     hsdp::ModelId: Send Sync Unpin,
     hsdp::ModelOptions: Send Sync Unpin,
-    hsdp::Momentum: Send Sync Unpin,
     hsdp::Input: Send Sync Unpin,
     hsdp::NextStep<'static>: Send Sync Unpin,
     hsdp::Muon: Send Sync Unpin,

@@ -16,8 +16,8 @@ mod skipped_units;
 use std::collections::BTreeMap;
 
 use hsdp::{
-    AdamW, AdamWOptions, EndOfRun, Error, Mesh, ModelOptions, Momentum, NextStep, Optimizer, Sgd,
-    SgdOptions, ShardedModel, StepOptions, World,
+    AdamW, AdamWOptions, EndOfRun, Error, Mesh, ModelOptions, NextStep, Optimizer, Sgd, SgdOptions,
+    ShardedModel, StepOptions, World,
 };
 use hsdp_tests::support::springs::{self, Batch};
 
@@ -39,8 +39,8 @@ impl Recipe {
                 Box::new(AdamW::new(model, options))
             }
             Self::Momentum => {
-                let momentum = Momentum::Classic(0.9);
-                let options = SgdOptions { momentum, learning_rate: 0.05, ..SgdOptions::default() };
+                let learning_rate = 0.05;
+                let options = SgdOptions { momentum: 0.9, learning_rate, ..SgdOptions::default() };
                 Box::new(Sgd::new(model, options))
             }
         }

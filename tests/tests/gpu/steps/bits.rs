@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use hsdp::{
-    Accumulation, DType, Error, Histograms, ModelOptions, Momentum, Norms, Objective, Offload,
+    Accumulation, DType, Error, Histograms, ModelOptions, MomentumKind, Norms, Objective, Offload,
     Placement, Precision, StepOptions, Values,
 };
 use hsdp_tests::support::worlds::on_ranks;
@@ -14,11 +14,14 @@ use super::{DEVICE, offloading, placed};
 
 const STEPS: usize = 3;
 
+/// SGD without momentum.
+pub(super) const PLAIN: Trainer = Trainer::Sgd(0.0, MomentumKind::Classic);
+
 pub(super) const TRAINERS: [Trainer; 5] = [
-    Trainer::Sgd(Momentum::Off),
+    PLAIN,
     Trainer::AdamW,
-    Trainer::Sgd(Momentum::Classic(0.9)),
-    Trainer::Sgd(Momentum::Nesterov(0.8)),
+    Trainer::Sgd(0.9, MomentumKind::Classic),
+    Trainer::Sgd(0.8, MomentumKind::Nesterov),
     Trainer::Lion,
 ];
 
@@ -121,7 +124,7 @@ fn every_objective_trains_to_the_bits_of_the_host() {
         let precision =
             Precision { parameters: DType::BF16, wire: DType::BF16, ..Precision::default() };
         let options = ModelOptions { objective, precision, ..placed(DEVICE, [2, 2]) };
-        compare(&options, Trainer::Sgd(Momentum::Off), StepOptions::microbatches(3));
+        compare(&options, PLAIN, StepOptions::microbatches(3));
     }
 }
 
@@ -132,8 +135,7 @@ type Measured = (Norms, Norms, Histograms, Histograms, Option<Norms>);
 fn measured(placement: Placement) -> Vec<Measured> {
     on_ranks(4, |world| {
         let begin = StepOptions::microbatches(3);
-        let mut training =
-            Training::new(world, &placed(placement, [2, 2]), Trainer::Sgd(Momentum::Off), begin)?;
+        let mut training = Training::new(world, &placed(placement, [2, 2]), PLAIN, begin)?;
         training.run(1)?;
         let gradients = training.gradients()?;
         let model = &training.model;

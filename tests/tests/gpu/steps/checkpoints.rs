@@ -5,8 +5,8 @@ use std::path::Path;
 
 use hsdp::checkpoint::{CheckpointOptions, Checkpointed, Checkpoints, Content};
 use hsdp::{
-    AdamW, AdamWOptions, Error, Momentum, Offload, Optimizer, Param, Placement, Sgd, SgdOptions,
-    ShardedModel,
+    AdamW, AdamWOptions, Error, MomentumKind, Offload, Optimizer, Param, Placement, Sgd,
+    SgdOptions, ShardedModel,
 };
 use hsdp_sharding::Role;
 use hsdp_tests::support::models::partly_frozen;
@@ -85,8 +85,8 @@ fn compare<O: Optimizer + Checkpointed>(
 fn what_was_saved_here_goes_on_there() {
     let adamw = |model: &ShardedModel| AdamW::new(model, AdamWOptions::default());
     let sgd = |model: &ShardedModel| {
-        let momentum = Momentum::Nesterov(0.9);
-        Sgd::new(model, SgdOptions { momentum, ..SgdOptions::default() })
+        let momentum_kind = MomentumKind::Nesterov;
+        Sgd::new(model, SgdOptions { momentum: 0.9, momentum_kind, ..SgdOptions::default() })
     };
     let [optimizer, all] = [Offload::Optimizer, Offload::All].map(offloading);
     for places in [

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::Barrier;
 
 use hsdp::{
-    Accumulation, Error, LossSum, ModelOptions, ModelSpec, Optimizer, Param, Pass, Placement, Sgd,
-    SgdOptions, ShardedModel, StepOptions, Unit, UnitGradients, World,
+    Accumulation, Ema, Error, LossSum, ModelOptions, ModelSpec, Optimizer, Param, Pass, Placement,
+    Sgd, SgdOptions, ShardedModel, StepOptions, Unit, UnitGradients, World,
 };
 use hsdp_kernels::cuda::DeviceBuffer;
 use hsdp_sharding::DType;
@@ -157,4 +157,30 @@ fn a_rank_whose_device_has_no_memory_ends_the_step_for_all() {
             ),
         );
     }
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn a_device_without_memory_for_averaged_parameters_names_call_and_step() {
+    if !is_apart(
+        "steps::exhausted::a_device_without_memory_for_averaged_parameters_names_call_and_step",
+    ) {
+        return;
+    }
+    device().limit_memory(MEMORY);
+    let told = on_ranks(1, |world| {
+        let mut model = model(world, &placed(DEVICE, [1, 1]))?;
+        let ema = Ema::new(&model, 0.9)?;
+        step(&mut model)?;
+        let held = all_memory();
+        let told = model.with_shards(&ema, |_| Ok::<_, Error>(())).expect_err("no memory");
+        drop(held);
+        model.with_shards(&ema, |_| Ok::<_, Error>(told.to_string()))
+    });
+    let expected = format!(
+        "with_shards on rank 0, step 1: CUDA device 0 is out of memory: cannot allocate {} bytes for \
+         parameters, 0 of {MEMORY} bytes are free",
+        4 * ELEMENTS
+    );
+    assert_eq!(told, [expected]);
 }

@@ -12,7 +12,7 @@ use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::on_ranks;
 
 use super::super::apart::is_apart;
-use super::bits::{TRAINERS, compare};
+use super::bits::{PLAIN, TRAINERS, compare};
 use super::training::{self, Trainer, Training};
 use super::{offloading, placed};
 
@@ -109,7 +109,7 @@ fn a_shard_that_a_user_holds_keeps_its_values() {
         let unit = model.plan().reductions()[0];
         let held = model.shard(unit)?;
         let before = held.to_vec();
-        let mut sgd = Trainer::Sgd(hsdp::Momentum::Off).of(&model);
+        let mut sgd = PLAIN.of(&model);
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         springs::microbatch(&mut step, springs::Batch::of(0, 0, 0))?;
         let gradients = step.finish()?;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use hsdp::{
     AdamW, AdamWOptions, Error, Full, GradientValues, Gradients, HostBuffer, Lion, LionOptions,
-    LossSum, ModelOptions, ModelSpec, Momentum, Norms, Optimizer, Param, ParamId, Pass, Placement,
-    Sgd, SgdOptions, ShardedModel, StepOptions, Unit, UnitId, Update, World,
+    LossSum, ModelOptions, ModelSpec, MomentumKind, Norms, Optimizer, Param, ParamId, Pass,
+    Placement, Sgd, SgdOptions, ShardedModel, StepOptions, Unit, UnitId, Update, World,
 };
 use hsdp_comm::LedgerSnapshot;
 use hsdp_kernels::cast;
@@ -79,7 +79,8 @@ impl At {
 /// Which optimizer trains.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Trainer {
-    Sgd(Momentum),
+    /// SGD with this momentum.
+    Sgd(f64, MomentumKind),
     AdamW,
     Lion,
 }
@@ -91,8 +92,9 @@ impl Trainer {
         let weight_decay = 0.01;
         let is_matrix = |param: &Param| param.shape.len() >= 2;
         match self {
-            Self::Sgd(momentum) => {
-                let sgd = Sgd::new(model, SgdOptions { learning_rate, momentum, weight_decay });
+            Self::Sgd(momentum, momentum_kind) => {
+                let options = SgdOptions { learning_rate, momentum, momentum_kind, weight_decay };
+                let sgd = Sgd::new(model, options);
                 let changed = |it| SgdOptions { learning_rate: 0.03, weight_decay: 0.1, ..it };
                 Box::new(sgd.group(is_matrix, changed))
             }

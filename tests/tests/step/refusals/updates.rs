@@ -6,7 +6,7 @@ use std::path::Path;
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
 use hsdp::{
     AdamW, AdamWOptions, DynamicScale, Error, Gradients, Grouped, LossScaling, ModelOptions,
-    Momentum, NonFinite, Optimizer, Param, Sgd, SgdOptions, ShardedModel, StepOptions, World,
+    NonFinite, Optimizer, Param, Sgd, SgdOptions, ShardedModel, StepOptions, World,
 };
 use hsdp_comm::{Channel, Op};
 use hsdp_tests::support::rules::Signs;
@@ -148,8 +148,7 @@ fn every_other_option_is_named_too() {
             [
                 |model, it| by_sgd(model, it, SgdOptions::default()),
                 |model, it| {
-                    let momentum = Momentum::Nesterov(0.5);
-                    by_sgd(model, it, SgdOptions { momentum, ..SgdOptions::default() })
+                    by_sgd(model, it, SgdOptions { momentum: 0.5, ..SgdOptions::default() })
                 },
             ],
             "rank 2 has sgd momentum 0.5, rank 0 has sgd momentum 0.0",

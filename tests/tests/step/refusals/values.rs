@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use hsdp::{
     Adafactor, AdafactorOptions, AdamW, AdamWOptions, DynamicScale, Error, LearningRate, Lion,
-    LionOptions, LossScaling, LossSum, Mesh, ModelOptions, ModelSpec, Momentum, Muon, MuonOptions,
-    Objective, Optimizer, Param, Sgd, SgdOptions, ShardedModel, State, StepOptions, Unit,
-    UnitGradients, Unused, World,
+    LionOptions, LossScaling, LossSum, Mesh, ModelOptions, ModelSpec, MomentumKind, Muon,
+    MuonOptions, Objective, Optimizer, Param, Sgd, SgdOptions, ShardedModel, State, StepOptions,
+    Unit, UnitGradients, Unused, World,
 };
 use hsdp_tests::support::models::{one_parameter, shards, unit};
 use hsdp_tests::support::slopes;
@@ -52,8 +52,7 @@ fn options_that_would_destroy_the_parameters_are_refused_by_name() {
         assert_eq!(told, format!("adamw {expected}: it must be 0 or more, and below 1"));
     }
     let sgd = |options: SgdOptions| refused(|model| Box::new(Sgd::new(model, options)));
-    let momentum = Momentum::Classic(f64::NAN);
-    let told = sgd(SgdOptions { momentum, ..SgdOptions::default() });
+    let told = sgd(SgdOptions { momentum: f64::NAN, ..SgdOptions::default() });
     assert_eq!(told, "sgd momentum NaN: it must be 0 or more, and below 1");
     let grouped = refused(|model| {
         let adamw = AdamW::new(model, on()).group(|_| false, |it| it);
@@ -131,8 +130,8 @@ fn options_that_f32_cannot_hold_are_refused_by_name() {
         assert_eq!(told, expected);
     }
     for momentum in [1.0, 1.5, 1e300, -0.1] {
-        for kind in [Momentum::Classic, Momentum::Nesterov] {
-            let told = sgd(SgdOptions { momentum: kind(momentum), ..on_sgd() });
+        for momentum_kind in [MomentumKind::Classic, MomentumKind::Nesterov] {
+            let told = sgd(SgdOptions { momentum, momentum_kind, ..on_sgd() });
             let expected = format!("sgd momentum {momentum:?}: it must be 0 or more, and below 1");
             assert_eq!(told, expected);
         }

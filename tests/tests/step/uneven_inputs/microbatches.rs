@@ -66,7 +66,10 @@ fn stop_ends_the_step_where_the_first_rank_is_out() {
         let mut step = model.begin_step(StepOptions::as_many_as_come())?;
         let mut done = 0;
         while done < brings[rank] {
-            let Some(pass) = step.next_microbatch()? else { break };
+            let pass = match step.microbatch() {
+                Err(Error::Data(DataError::EndOfData { .. })) => break,
+                begun => begun?,
+            };
             springs::forward_and_backward(pass, Batch::of(rank, 0, done))?;
             done += 1;
         }
@@ -95,7 +98,10 @@ fn a_step_of_no_microbatches_is_the_end_of_data_on_all_ranks() {
                 springs::model(world, &ModelOptions { uneven, ..ModelOptions::on(mesh(2, 2)) })?;
             let mut step = model.begin_step(StepOptions::as_many_as_come())?;
             for microbatch in 0..brings[rank] {
-                let Some(pass) = step.next_microbatch()? else { break };
+                let pass = match step.microbatch() {
+                    Err(Error::Data(DataError::EndOfData { .. })) => break,
+                    begun => begun?,
+                };
                 springs::forward_and_backward(pass, Batch::of(rank, 0, microbatch))?;
             }
             step.finish().map(drop)

@@ -72,7 +72,8 @@ impl Share {
         for index in self.backward() {
             let full = pass.unshard(unit(index))?;
             let gradient = |param| vec![in_f32(seed.value()); full.values(param).len()];
-            let gradients = UnitGradients::of((0..full.len()).map(gradient));
+            let count = pass.handle().plan().spec()[unit(index)].params.len();
+            let gradients = UnitGradients::of((0..count).map(gradient));
             drop(full);
             pass.reduce(unit(index), gradients)?;
         }

@@ -1,7 +1,7 @@
 //! Unsharded arithmetic: sums in the documented order, and the optimizers on whole parameters.
 
-use hsdp::{Accumulation, AdamWOptions, Mesh, Momentum, Objective, SgdOptions};
-use hsdp_kernels::{MomentumKind, SgdStep};
+use hsdp::{Accumulation, AdamWOptions, Mesh, Objective, SgdOptions};
+use hsdp_kernels::SgdStep;
 use hsdp_tests::support::rules::adamw_step;
 
 use crate::parity::Named;
@@ -148,11 +148,6 @@ impl WholeOptimizer {
 }
 
 fn sgd_step(options: SgdOptions, clip: f32) -> SgdStep {
-    let (momentum, kind) = match options.momentum {
-        Momentum::Off => (0.0, MomentumKind::Classic),
-        Momentum::Classic(momentum) => (momentum, MomentumKind::Classic),
-        Momentum::Nesterov(momentum) => (momentum, MomentumKind::Nesterov),
-    };
-    let SgdOptions { learning_rate, weight_decay, .. } = options;
+    let SgdOptions { learning_rate, momentum, momentum_kind: kind, weight_decay } = options;
     SgdStep { learning_rate, momentum, kind, weight_decay, clip }
 }

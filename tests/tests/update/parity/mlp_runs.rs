@@ -1,7 +1,7 @@
 //! The perceptron, sharded and whole.
 
 use hsdp::{
-    Accumulation, AdamW, AdamWOptions, Error, Full, LossSum, Mesh, ModelOptions, Momentum,
+    Accumulation, AdamW, AdamWOptions, Error, Full, LossSum, Mesh, ModelOptions, MomentumKind,
     Objective, Optimizer, Sgd, SgdOptions, ShardedModel, Step, StepOptions, UnitGradients, World,
 };
 use hsdp_tests::support::handmade::in_f32;
@@ -169,7 +169,8 @@ const ADAMW: Recipe = Recipe::AdamW(AdamWOptions {
 });
 const MOMENTUM: Recipe = Recipe::Sgd(SgdOptions {
     learning_rate: 0.05,
-    momentum: Momentum::Classic(0.9),
+    momentum: 0.9,
+    momentum_kind: MomentumKind::Classic,
     weight_decay: 0.01,
 });
 

@@ -1,8 +1,8 @@
 //! The weighted mean: uneven weights, and items that are grouped in another way.
 
 use hsdp::{
-    Accumulation, Error, LossSum, Mesh, ModelOptions, Momentum, Objective, Optimizer, Param, Sgd,
-    SgdOptions, ShardedModel, StepOptions, UnitGradients, World,
+    Accumulation, Error, LossSum, Mesh, ModelOptions, Objective, Optimizer, Param, Sgd, SgdOptions,
+    ShardedModel, StepOptions, UnitGradients, World,
 };
 use hsdp_tests::support::handmade::in_f32;
 use hsdp_tests::support::models::{one_parameter, unit};
@@ -54,8 +54,7 @@ fn one_step(
     let mut model = ShardedModel::new(world, one_parameter(elements), options, |param: &Param| {
         vec![1.0; param.numel()]
     })?;
-    let momentum =
-        SgdOptions { learning_rate: 0.1, momentum: Momentum::Classic(0.9), weight_decay: 0.0 };
+    let momentum = SgdOptions { learning_rate: 0.1, momentum: 0.9, ..SgdOptions::default() };
     let mut optimizer = Sgd::new(&model, momentum);
     let mut step = model.begin_step(StepOptions::microbatches(grouping.len()))?;
     for of_ranks in grouping {

@@ -148,9 +148,10 @@ fn clipping_is_that_of_pytorch_on_every_mesh() {
             let norms: Vec<_> = calls.iter().map(|call| call.expected(&mut expected)).collect();
             let by_whole = |model: &ShardedModel| WholeParameters::new(model, "plain", |_| 0);
             let update = |by: &mut WholeParameters, model: &mut ShardedModel, it: Gradients| {
-                model.update_whole(it, by, |Whole { values, gradient, .. }| {
+                let descend = |Whole { values, gradient, .. }: Whole<'_>| {
                     values.iter_mut().zip(gradient).for_each(|(value, it)| *value -= it);
-                })
+                };
+                by.by(descend).step(model, it)
             };
             for (told, after) in
                 [clipped(mesh, &calls, sgd, step), clipped(mesh, &calls, by_whole, update)]

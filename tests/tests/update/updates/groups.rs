@@ -2,8 +2,8 @@
 //! of its group.
 
 use hsdp::{
-    AdamW, AdamWOptions, Error, Mesh, ModelOptions, Momentum, Optimizer, Param, Sgd, SgdOptions,
-    ShardedModel, StepOptions, World,
+    AdamW, AdamWOptions, Error, Mesh, ModelOptions, MomentumKind, Optimizer, Param, Sgd,
+    SgdOptions, ShardedModel, StepOptions, World,
 };
 use hsdp_tests::support::models::partly_frozen;
 use hsdp_tests::support::slopes;
@@ -16,8 +16,12 @@ const MESHES: [(usize, usize); 5] = [(1, 1), (1, 3), (2, 2), (1, 8), (3, 1)];
 
 const BASE: AdamWOptions =
     AdamWOptions { learning_rate: 0.02, betas: (0.9, 0.99), eps: 1e-8, weight_decay: 0.0 };
-const SGD: SgdOptions =
-    SgdOptions { learning_rate: 0.02, momentum: Momentum::Classic(0.5), weight_decay: 0.0 };
+const SGD: SgdOptions = SgdOptions {
+    learning_rate: 0.02,
+    momentum: 0.5,
+    momentum_kind: MomentumKind::Classic,
+    weight_decay: 0.0,
+};
 
 fn is_weight(param: &Param) -> bool {
     param.shape.len() >= 2
@@ -94,7 +98,7 @@ fn each_group_of_adamw_is_updated_as_by_an_optimizer_of_its_options_on_every_mes
 
 #[test]
 fn each_group_of_sgd_is_updated_as_by_an_optimizer_of_its_options_on_every_mesh() {
-    let still = |options| SgdOptions { momentum: Momentum::Off, weight_decay: 0.1, ..options };
+    let still = |options| SgdOptions { momentum: 0.0, weight_decay: 0.1, ..options };
     let alone = |options| trained(Mesh::SINGLE, move |model| Sgd::new(model, options));
     let [plain, without] = [SGD, still(SGD)].map(alone);
     for mesh in meshes(MESHES) {
@@ -154,7 +158,7 @@ fn a_group_of_an_optimizer_of_rate_0_may_change_all_options_but_the_rate() {
 #[test]
 fn momentum_of_a_group_alone_is_refused() {
     let mut model = model();
-    let plain = SgdOptions { momentum: Momentum::Off, ..SGD };
+    let plain = SgdOptions { momentum: 0.0, ..SGD };
     let mut sgd = Sgd::new(&model, plain).group(is_weight, |_| SGD);
     let gradients = gradients(&mut model);
     let refused = sgd.step(&mut model, gradients).expect_err("it has no velocities").to_string();
