@@ -286,7 +286,7 @@ impl ShardedModel {
     /// If the model has no such unit.
     pub fn shard(&self, unit: UnitId) -> Result<Arc<Vec<f32>>, Error> {
         let state = self.engine.state();
-        state.shards[unit.index()].in_f32(&self.engine.context.site("shard", state.next_step))
+        state.shards[unit.index()].in_f32(self.engine.context.site("shard", state.next_step))
     }
 
     /// Returns all parameters in full, in f32, row-major, by name: for export, evaluation and
@@ -305,7 +305,7 @@ impl ShardedModel {
         let step = state.next_step;
         drop(state);
         control::between_steps(&context.world, step, || {
-            export::full_parameters(&context.site("full_parameters", step), &shards)
+            export::full_parameters(context.site("full_parameters", step), &shards)
         })
     }
 
@@ -360,7 +360,7 @@ impl ShardedModel {
         control::between_steps(&context.world, step, || {
             let mut sums = vec![T::zeroed(); count * context.parameters()];
             for (unit, shard) in context.plan.spec().unit_ids().zip(&shards) {
-                let elements = shard.in_f32(&context.site(operation, step))?;
+                let elements = shard.in_f32(context.site(operation, step))?;
                 for (number, range) in pieces(context, unit, elements.len()) {
                     add(&mut sums[count * number..][..count], &elements[range]);
                 }
@@ -551,7 +551,7 @@ fn cut(
                     .copy_from_slice(&full[piece.param_start..][..piece.len]);
             }
         }
-        shards.push(Shard::new(&context.site("init", 0), unit, shard)?);
+        shards.push(Shard::new(context.site("init", 0), unit, shard)?);
     }
     Ok((shards, values))
 }

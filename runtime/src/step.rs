@@ -77,8 +77,9 @@ impl<'model> Step<'model> {
     ///
     /// # Errors
     /// [`Error::Misuse`] if the last microbatch was not finished, or the step has had all of its
-    /// microbatches; [`DataError::EndOfData`](crate::DataError::EndOfData) if the step ends here
-    /// because other ranks have no more data, or
+    /// microbatches; [`DataError::EndOfData`](crate::DataError::EndOfData) if there is no next
+    /// microbatch because other ranks have no more data, which is no failure: the step goes on, and
+    /// [`finish`](Self::finish) follows;
     /// [`DataError::UnevenInputs`](crate::DataError::UnevenInputs) if the model's
     /// [`Uneven`](crate::Uneven) refuses that; [`Error::Comm`] if the exchange fails.
     pub fn microbatch(&mut self) -> Result<Pass<'_>, Error> {

@@ -90,7 +90,7 @@ pub(crate) fn of_models(
         context.options_digest,
         context.plan.fingerprint(),
         digest::of_lines(&values.0),
-        of_shards(&context.site("init", 0), shards)?,
+        of_shards(context.site("init", 0), shards)?,
         u64::from(context.world.models()),
     ];
     let tag = context.tag(None, Stage::Setup, 0, 0);
@@ -153,13 +153,13 @@ pub(crate) fn of_updates(
 /// # Errors
 /// As [`of_models`].
 pub(crate) fn of_replicas(context: &Context, shards: &[Shard], step: u64) -> Result<(), Error> {
-    let mine = [of_shards(&context.site("begin_step", step), shards)?];
+    let mine = [of_shards(context.site("begin_step", step), shards)?];
     let tag = context.tag(None, Stage::Setup, step, 0);
     context.control.exchange(tag, mine, |said| compare(context, said, &[SHARD]))?
 }
 
 /// Returns the digest of the bits of the shards. A failure is told to the other ranks.
-fn of_shards(site: &ErrorSite<'_>, shards: &[Shard]) -> Result<u64, Error> {
+fn of_shards(site: ErrorSite<'_>, shards: &[Shard]) -> Result<u64, Error> {
     let parameters = || shards.iter().map(|shard| shard.in_f32(site));
     let world = &site.context.world;
     control::between_steps(world, site.step, || digest::of_parameters(parameters()))

@@ -153,7 +153,7 @@ impl Checkpoints {
                 let shards = model.engine.state().shards.clone();
                 let context = &model.engine.context;
                 let is_frozen = |id: ParamId| context.plan.spec()[id].role == Role::Frozen;
-                Ok(frozen::part(&together.site(), &shards, is_frozen)?)
+                Ok(frozen::part(together.site(), &shards, is_frozen)?)
             }
         })?;
         self.frozen = Some((model.id().clone(), loads, part));

@@ -18,7 +18,7 @@ const _: () = assert!(ALIGNMENT.is_multiple_of(BLOCK), "a cut goes through no bl
 /// Returns this rank's part of the digest of the parameters that `has` selects, such as the frozen
 /// ones: the parts of the first replica sum up to the digest, on every mesh.
 pub(super) fn part(
-    site: &ErrorSite<'_>,
+    site: ErrorSite<'_>,
     shards: &[Shard],
     has: impl Fn(ParamId) -> bool,
 ) -> Result<u64, Error> {

@@ -113,7 +113,7 @@ impl ShardedModel {
         together.compare(&opened)??;
         let (shards, values) = together.run(|| {
             let values = RefCell::new(InitialValues::default());
-            let shards = shards_of(&together.site(), |unit, portions, parameters| {
+            let shards = shards_of(together.site(), |unit, portions, parameters| {
                 let (missing, held): (Vec<_>, Vec<_>) =
                     portions.iter().partition(|it| found.missing.contains(&it.name));
                 let given = &mut *values.borrow_mut();

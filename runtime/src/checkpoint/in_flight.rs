@@ -47,7 +47,7 @@ impl Snapshot {
             match source {
                 WrittenFrom::Shard { unit, range } => {
                     let shard = &model.engine.state().shards[unit.index()];
-                    shard.copy_to(&site, range.start, into)?;
+                    shard.copy_to(site, range.start, into)?;
                 }
                 WrittenFrom::State { kind, parameter, range } => {
                     let start = range.start;

@@ -314,7 +314,7 @@ fn compare_lacking(
     let shards = model.engine.state().shards.clone();
     let parts = together.run(|| {
         let is_frozen = |id: ParamId| context.plan.spec()[id].role == Role::Frozen;
-        let site = &together.site();
+        let site = together.site();
         let all = frozen::part(site, &shards, |id| fitting.lacks(id))?;
         let frozen = frozen::part(site, &shards, |id| fitting.lacks(id) && is_frozen(id))?;
         Ok([all, frozen])
@@ -422,14 +422,14 @@ pub(super) fn parameters_of(
             // The frozen parameters are last, and may be left out.
             let Some(into) = parameters.get_mut(portion.range.clone()) else { break };
             match lacks(portion) {
-                true => own[unit.index()].copy_to(&site, portion.range.start, into)?,
+                true => own[unit.index()].copy_to(site, portion.range.start, into)?,
                 false => generation.read(&source(&portion.name), portion.offset, into)?,
             }
         }
         Ok(())
     };
     if context.device.is_some() {
-        return shards_of(&site, fill);
+        return shards_of(site, fill);
     }
     each_unit(context, |unit, portions| {
         let layout = context.plan.layout(unit);
@@ -451,7 +451,7 @@ pub(super) fn parameters_of(
 
 /// This rank's shards, made unit by unit: `fill` fills the portions of each unit, in f32.
 pub(super) fn shards_of(
-    site: &ErrorSite<'_>,
+    site: ErrorSite<'_>,
     fill: impl Fn(UnitId, &[Portion], &mut [f32]) -> Result<(), Problem>,
 ) -> Result<Vec<Shard>, Problem> {
     let context = site.context;

@@ -261,7 +261,7 @@ impl<'a> SavedContents<'a> {
         };
         let states = written.iter().map(state).collect::<Result<_, Error>>()?;
         let site = model.site("saving");
-        let shards = shards.iter().map(|shard| shard.on_host(&site)).collect::<Result<_, _>>()?;
+        let shards = shards.iter().map(|shard| shard.on_host(site)).collect::<Result<_, _>>()?;
         Ok(Self { written, shards, states })
     }
 

@@ -57,8 +57,10 @@ pub enum DataError {
         ready: Vec<Rank>,
     },
     /// There is no next step, or no next microbatch in this step, because ranks have no more data.
-    /// This is not a failure. Methods that return an `Option` or a [`NextStep`](crate::NextStep)
-    /// report it without an error.
+    /// This is not a failure: after [`Step::microbatch`](crate::Step::microbatch) has returned it,
+    /// [`Step::finish`](crate::Step::finish) ends the step with the microbatches before it.
+    /// [`ShardedModel::next_step`](crate::ShardedModel::next_step) reports it as a
+    /// [`NextStep`](crate::NextStep), without an error.
     #[error(
         "step {step}{} does not begin: ranks {} have no more data",
         in_microbatch(*.microbatch),

@@ -13,10 +13,10 @@ use crate::state::shard::Shard;
 
 /// Returns all parameters in f32, by name.
 pub(crate) fn full_parameters(
-    site: &ErrorSite<'_>,
+    site: ErrorSite<'_>,
     shards: &[Shard],
 ) -> Result<BTreeMap<String, Vec<f32>>, Error> {
-    let ErrorSite { context, step, .. } = *site;
+    let ErrorSite { context, step, .. } = site;
     let mut parameters = BTreeMap::new();
     for (unit, shard) in shards.iter().enumerate() {
         let unit = UnitId::new(unit);

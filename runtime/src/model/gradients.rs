@@ -82,7 +82,8 @@ impl Gradients {
     /// # Panics
     /// If the model has no such unit.
     pub fn shard(&self, model: &ShardedModel, unit: UnitId) -> Result<Vec<f32>, Error> {
-        let grad_shard = self.sums_on_host(&model.engine.context, unit)?;
+        let site = model.engine.context.site("shard", self.step);
+        let grad_shard = self.sums_on_host(site, unit)?;
         let mut divided = hsdp_kernels::zeros(grad_shard.len())?;
         scaled_copy(&mut divided, &grad_shard, self.divisor);
         Ok(divided)
@@ -133,15 +134,16 @@ impl Gradients {
     /// [`Error::Misuse`] if these are the gradients of another model; [`Error::Comm`] if the
     /// all-reduce fails; [`Error::Device`](Error) if the gradients lie on a device that fails.
     pub fn norms(&self, model: &ShardedModel) -> Result<Norms, Error> {
-        let squares = self.summed(model, 1, add_square)?;
+        let squares = self.summed(model, "norms", 1, add_square)?;
         Ok(trained(model.plan(), &squares, |square| square[0].sqrt() / self.divisor))
     }
 
-    /// As many sums for each parameter of the model: `add` adds elements of the sums of gradients
-    /// on this rank to those of their parameter.
+    /// Returns `count` sums for each parameter of the model: `add` adds elements of the gradients of
+    /// this rank to the sums of their parameter.
     fn summed<T: Element>(
         &self,
         model: &ShardedModel,
+        operation: &'static str,
         count: usize,
         add: impl Fn(&mut [T], &[f32]),
     ) -> Result<Vec<T>, Error> {
@@ -149,11 +151,11 @@ impl Gradients {
         control::between_steps(&context.world, self.step, || {
             if self.model != *model.id() {
                 let what = "these are the gradients of another model".to_owned();
-                return Err(context.misuse("norms", self.step, what));
+                return Err(context.misuse(operation, self.step, what));
             }
             let mut sums = vec![T::zeroed(); count * context.parameters()];
             for unit in context.plan.reductions().iter().copied() {
-                let elements = self.sums_on_host(context, unit)?;
+                let elements = self.sums_on_host(context.site(operation, self.step), unit)?;
                 for (number, range) in pieces(context, unit, elements.len()) {
                     add(&mut sums[count * number..][..count], &elements[range]);
                 }
@@ -173,7 +175,7 @@ impl Gradients {
         #[expect(clippy::cast_possible_truncation, reason = "a gradient is f32")]
         let divide = |sum: &f32| (f64::from(*sum) / self.divisor) as f32;
         let count = |counts: &mut [u64], sums: &[f32]| count(counts, sums.iter().map(divide));
-        Ok(trained(model.plan(), &self.summed(model, COUNTS, count)?, Histogram::of))
+        Ok(trained(model.plan(), &self.summed(model, "histograms", COUNTS, count)?, Histogram::of))
     }
 
     /// Scales the gradients of the trainable parameters that `has` selects down to `max_norm` if
@@ -359,7 +361,7 @@ impl Gradients {
     ) -> Result<f64, Error> {
         let mut folded = start;
         for unit in context.plan.reductions().iter().copied() {
-            let elements = self.sums_on_host(context, unit)?;
+            let elements = self.sums_on_host(context.site("clipping", self.step), unit)?;
             for (number, range) in pieces(context, unit, elements.len()) {
                 if chosen.has[number] {
                     let clip = self.clip_of_number(number);

@@ -71,7 +71,7 @@ impl Average {
         check_frozen(site.context)?;
         let layouts = site.context.plan.layouts().iter();
         let lens = layouts.map(|layout| layout.trainable().shard_len);
-        Ok(Self { decay, values: LocatedF32::zeros(&site, lens)? })
+        Ok(Self { decay, values: LocatedF32::zeros(site, lens)? })
     }
 
     /// Makes an average that begins as a copy of the parameters.
@@ -85,7 +85,7 @@ impl Average {
     ) -> Result<Self, Error> {
         let mut average = Self::zeros(site, decay)?;
         average.fill(site, |unit, piece, into| {
-            shards[unit.index()].copy_to(&site, piece.shard_start, into)
+            shards[unit.index()].copy_to(site, piece.shard_start, into)
         })?;
         Ok(average)
     }
@@ -98,7 +98,7 @@ impl Average {
     ) -> Result<(), E> {
         let context = site.context;
         for (unit, store) in context.plan.spec().unit_ids().zip(&mut self.values) {
-            store.fill(&site, |values| {
+            store.fill(site, |values| {
                 let mut pieces = context.trained_pieces(unit);
                 pieces.try_for_each(|piece| read(unit, piece, &mut values[piece.shard_range()]))
             })?;
@@ -138,7 +138,7 @@ impl Average {
         let mut pieces = site.context.trained_pieces(unit);
         let Some(piece) = pieces.find(|piece| piece.param == index) else { return Ok(false) };
         let from = piece.shard_start + start - piece.param_start;
-        self.values[unit.index()].copy_to(&site, from, into)?;
+        self.values[unit.index()].copy_to(site, from, into)?;
         Ok(true)
     }
 
@@ -154,7 +154,7 @@ impl Average {
     ) -> Result<(), Error> {
         site.context.trained_pieces(unit).try_for_each(|piece| {
             let into = &mut shard[piece.shard_range()];
-            self.values[unit.index()].copy_to(&site, piece.shard_start, into)
+            self.values[unit.index()].copy_to(site, piece.shard_start, into)
         })
     }
 

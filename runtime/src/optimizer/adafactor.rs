@@ -205,7 +205,7 @@ fn squared_updates(
             }
             None => {
                 let range = block.start..block.start + block.gradient.len();
-                let moments = state.elements(&updating.site(), KINDS[EACH], parameter, range)?;
+                let moments = state.elements(updating.site(), KINDS[EACH], parameter, range)?;
                 let mut moments = moments.expect("it has no factors").into_owned();
                 average_squares(&step, &mut moments, block.gradient);
                 squared_update(&step, block.gradient, step.each(&moments))

@@ -95,16 +95,16 @@ impl Ema {
 
     /// This rank's shards with the averages in place of the trainable parameters.
     fn shards(&self, model: &ShardedModel) -> Result<Vec<Shard>, Error> {
-        let site = model.site("with_shards");
-        let context = site.context;
+        let context = &model.engine.context;
         let state = model.engine.state();
+        let site = context.site("with_shards", state.next_step);
         let average = self.average.lock();
         let shard = |(unit, shard): (usize, &Shard)| {
             let unit = UnitId::new(unit);
             if context.plan.layout(unit).trainable().shard_len == 0 {
                 return Ok(shard.clone());
             }
-            let own = shard.in_f32(&site)?;
+            let own = shard.in_f32(site)?;
             // The text of an error is made outside of the scope, in which memory may be short.
             let made = {
                 let _scope = context.scope_of_parameters(unit);
@@ -113,7 +113,7 @@ impl Ema {
             let mut parameters = made?;
             parameters.copy_from_slice(&own);
             average.copy_over(site, unit, &mut parameters)?;
-            Shard::new(&site, unit, parameters)
+            Shard::new(site, unit, parameters)
         };
         state.shards.iter().enumerate().map(shard).collect()
     }
@@ -233,7 +233,8 @@ impl Checkpointed for Ema {
         if kind != Average::KIND {
             return Ok(false);
         }
-        self.average.lock().copy_to(model.site("saving"), parameter, start, into)
+        let site = model.site("saving");
+        self.average.lock().copy_to(site, parameter, start, into)
     }
 
     fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
@@ -253,7 +254,7 @@ impl Checkpointed for Ema {
             }
             // It begins as the parameter, as the model has it after the load.
             let own =
-                |into: &mut [f32]| shards[unit.index()].copy_to(&site, piece.shard_start, into);
+                |into: &mut [f32]| shards[unit.index()].copy_to(site, piece.shard_start, into);
             saved.read_parameter(parameter, piece.param_start, own, into)
         })?;
         Ok(Self::of(model, average, self.number))

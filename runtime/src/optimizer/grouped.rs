@@ -142,7 +142,7 @@ impl<O: Rule> Grouped<O> {
     fn zeros(
         &self,
         options: &O,
-        site: &ErrorSite<'_>,
+        site: ErrorSite<'_>,
         has: &dyn Fn(ParamId) -> bool,
     ) -> Result<OptimizerState, Error> {
         let ErrorSite { context, .. } = site;
@@ -175,7 +175,7 @@ impl<O: Rule> Grouped<O> {
     /// is any.
     fn make_state(&mut self, updating: &Updating<'_>) -> Result<(), Error> {
         let has = &|id| updating.has(id);
-        let site = &updating.site();
+        let site = updating.site();
         let mut state = self.zeros(&self.groups.options, site, has)?;
         if let Some(earlier) = &self.state {
             state.covered.take_over(&earlier.covered);
@@ -338,7 +338,7 @@ impl<O: Rule> Checkpointed for Grouped<O> {
         range: Range<usize>,
     ) -> Result<Option<Cow<'a, [f32]>>, Error> {
         let Some(state) = &self.state else { return Ok(None) };
-        state.elements(&model.site("saving"), kind, parameter, range)
+        state.elements(model.site("saving"), kind, parameter, range)
     }
 
     fn copy_state(
@@ -350,14 +350,14 @@ impl<O: Rule> Checkpointed for Grouped<O> {
         into: &mut [f32],
     ) -> Result<bool, Error> {
         let Some(state) = &self.state else { return Ok(false) };
-        state.copy_elements(&model.site("saving"), kind, parameter, start, into)
+        state.copy_elements(model.site("saving"), kind, parameter, start, into)
     }
 
     fn restored(&self, _: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
         let groups = self.groups.following(saved.options).map_err(Problem::lasting)?;
         let has: BTreeSet<ParamId> = self.covered_in(saved, &groups.options).into_iter().collect();
         let read = || {
-            let site = &saved.site();
+            let site = saved.site();
             let mut state = self.zeros(&groups.options, site, &|id| has.contains(&id))?;
             state.covered.read(saved);
             state.fill(site, |kind, id, start, into| saved.read(kind, id, start, into))?;

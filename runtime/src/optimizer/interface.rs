@@ -264,7 +264,7 @@ impl Updating<'_> {
         match self.gradients.grad_shards.of(parameter.unit) {
             Located::Host(values) => scaled_copy(into, &values[range], divisor),
             there @ Located::Device(_) => {
-                there.copy_to(&self.site(), range.start, into)?;
+                there.copy_to(self.site(), range.start, into)?;
                 divide_in_place(into, divisor);
             }
         }
@@ -294,7 +294,7 @@ impl Updating<'_> {
         range: Range<usize>,
         into: &mut [f32],
     ) -> Result<(), Error> {
-        self.shards[unit.index()].copy_to(&self.site(), range.start, into)
+        self.shards[unit.index()].copy_to(self.site(), range.start, into)
     }
 
     /// Returns the trained pieces of this rank's shards that this optimizer updates now, in the

@@ -16,10 +16,10 @@ pub type Sgd = Grouped<SgdOptions>;
 pub struct SgdOptions {
     /// The learning rate.
     pub learning_rate: f64,
-    /// The fraction of the velocity that each step keeps, below 1. Without momentum, 0, no state
-    /// is kept.
+    /// The fraction of the velocity that each step keeps, below 1. If it is 0, no state is kept.
     pub momentum: f64,
-    /// Along the velocity, or one step ahead.
+    /// The way in which the velocity enters an update: it is [`Classic`](MomentumKind::Classic) if
+    /// `momentum` is 0, where it has no effect.
     pub momentum_kind: MomentumKind,
     /// The fraction of a parameter that is added to its gradient.
     pub weight_decay: f64,
@@ -43,6 +43,9 @@ impl Rule for SgdOptions {
     fn options(&mut self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
         see("learning_rate", Setting::Rate(&mut self.learning_rate));
         see("momentum", Setting::Number(&mut self.momentum, Allowed::Fraction));
+        if self.momentum == 0.0 {
+            self.momentum_kind = MomentumKind::Classic;
+        }
         choice(see, "momentum_kind", &mut self.momentum_kind, &MOMENTUM_KINDS);
         see("weight_decay", Setting::Number(&mut self.weight_decay, Allowed::NotNegative));
     }

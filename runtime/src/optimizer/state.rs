@@ -59,7 +59,7 @@ impl OptimizerState {
     /// `None` if it has no such tensor.
     pub(super) fn elements(
         &self,
-        site: &ErrorSite<'_>,
+        site: ErrorSite<'_>,
         kind: &str,
         parameter: ParamId,
         range: Range<usize>,
@@ -76,7 +76,7 @@ impl OptimizerState {
     /// is no such tensor.
     pub(super) fn copy_elements(
         &self,
-        site: &ErrorSite<'_>,
+        site: ErrorSite<'_>,
         kind: &str,
         parameter: ParamId,
         start: usize,
@@ -109,7 +109,7 @@ impl OptimizerState {
     /// element of its tensor, and may leave zeros as they are.
     pub(super) fn fill<E: From<Error>>(
         &mut self,
-        site: &ErrorSite<'_>,
+        site: ErrorSite<'_>,
         mut read: impl FnMut(&'static str, ParamId, usize, &mut [f32]) -> Result<(), E>,
     ) -> Result<(), E> {
         let spec = site.context.plan.spec();
@@ -161,7 +161,7 @@ impl KindOfState {
     /// # Errors
     /// As [`LocatedF32::zeros`].
     pub(super) fn zeros(
-        site: &ErrorSite<'_>,
+        site: ErrorSite<'_>,
         name: &'static str,
         places: StatePlaces,
     ) -> Result<Self, Error> {
@@ -174,7 +174,7 @@ impl KindOfState {
     /// # Errors
     /// [`Error::OutOfMemory`].
     pub(super) fn zero_codes(
-        site: &ErrorSite<'_>,
+        site: ErrorSite<'_>,
         name: &'static str,
         places: StatePlaces,
     ) -> Result<Self, Error> {

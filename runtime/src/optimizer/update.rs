@@ -46,10 +46,10 @@ impl ShardedModel {
     ///
     /// # Errors
     /// Before any parameter changes: [`Error::Options`] that names a trainable parameter which no
-    /// optimizer selects, or more than one; [`Error::Misuse`] for an update on a device that is
-    /// [measured](Gradients::measured), or clipped by [value](Gradients::clip_value) or by groups,
-    /// and for two optimizers of one kind while [checkpoints](crate::checkpoint::Checkpoints::open)
-    /// of the model are open, and for gradients of another model or of an earlier step; those of
+    /// optimizer selects, or more than one; [`Error::Misuse`] for gradients of another model or of
+    /// an earlier step, for an update on a device that is [measured](Gradients::measured) or
+    /// clipped by [value](Gradients::clip_value) or by groups, and for two optimizers of one kind
+    /// while [checkpoints](crate::checkpoint::Checkpoints::open) of the model are open; those of
     /// [`Optimizer::check`](crate::Optimizer::check) and of
     /// [`Optimizer::prepare`](crate::Optimizer::prepare). [`Error::Device`](Error) if the model
     /// lies on a device that fails: some units are updated then, and others are not.

@@ -89,9 +89,9 @@ impl WholeParameters {
     }
 
     /// Returns the optimizer that updates parameters by this function: its step calls `update` on
-    /// the owner of each, and brings the new values back. It updates all trainable parameters, or
-    /// some of them beside other optimizers of [`ShardedModel::update_by`]. Its updates are
-    /// collective over the shard group.
+    /// the owner of each parameter, and sends the new values back. It updates all trainable
+    /// parameters, or some of them beside other optimizers of [`ShardedModel::update_by`]. Its
+    /// updates are collective over the shard group.
     pub fn by<F: FnMut(Whole<'_>)>(&mut self, update: F) -> impl Optimizer {
         By { state: self, update }
     }

@@ -238,7 +238,7 @@ impl Context {
         Error::Misuse { operation, rank: self.rank(), step, what }
     }
 
-    /// Returns the operation of a step, for the errors that name it.
+    /// Returns a call and its step, for the errors that name them.
     pub(crate) fn site(&self, operation: &'static str, step: u64) -> ErrorSite<'_> {
         ErrorSite { context: self, operation, step }
     }
@@ -280,7 +280,7 @@ impl Context {
     }
 }
 
-/// An operation of a step, as its errors name it.
+/// The call and the step that errors name.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ErrorSite<'a> {
     pub(crate) context: &'a Context,

@@ -171,7 +171,7 @@ impl Unsharded {
     /// If there is no memory for a sum; those of a device.
     pub(crate) fn add(
         &mut self,
-        site: &ErrorSite<'_>,
+        site: ErrorSite<'_>,
         unit: UnitId,
         microbatch: usize,
         gradients: &UnitGradients,
@@ -207,7 +207,7 @@ impl Unsharded {
 
     /// Returns the first sighting that a device has noted in sums that were given away. Waits for
     /// all work that is under way there.
-    pub(crate) fn sighting(&self, site: &ErrorSite<'_>) -> Result<Option<Sighting>, Error> {
+    pub(crate) fn sighting(&self, site: ErrorSite<'_>) -> Result<Option<Sighting>, Error> {
         let given = self.given.iter().map(|(unit, noted)| NotedUnit { unit: *unit, noted });
         first_noted(site, &given.collect::<Vec<_>>(), sighting_in_unit)
     }

@@ -56,7 +56,7 @@ impl Shard {
     /// # Errors
     /// If there is no memory for it; those of a device.
     pub(crate) fn new(
-        site: &ErrorSite<'_>,
+        site: ErrorSite<'_>,
         unit: UnitId,
         parameters: Vec<f32>,
     ) -> Result<Self, Error> {
@@ -159,7 +159,7 @@ impl Shard {
     ///
     /// # Errors
     /// Errors of a device.
-    pub(crate) fn on_host(&self, site: &ErrorSite<'_>) -> Result<HostShard, Error> {
+    pub(crate) fn on_host(&self, site: ErrorSite<'_>) -> Result<HostShard, Error> {
         let master = match &self.master {
             Located::Host(master) => Arc::clone(master),
             there @ Located::Device(_) => {
@@ -179,7 +179,7 @@ impl Shard {
     ///
     /// # Errors
     /// If there is no memory for the copy; those of a device.
-    pub(crate) fn in_f32(&self, site: &ErrorSite<'_>) -> Result<Arc<Vec<f32>>, Error> {
+    pub(crate) fn in_f32(&self, site: ErrorSite<'_>) -> Result<Arc<Vec<f32>>, Error> {
         let HostShard { master, rounded } = self.on_host(site)?;
         let Some(rounded) = rounded.filter(|rounded| rounded.len() > master.len()) else {
             return Ok(master);
@@ -197,7 +197,7 @@ impl Shard {
     /// Errors of a device.
     pub(crate) fn copy_to(
         &self,
-        site: &ErrorSite<'_>,
+        site: ErrorSite<'_>,
         from: usize,
         into: &mut [f32],
     ) -> Result<(), Error> {

@@ -37,7 +37,7 @@ impl<H: Borrow<Vec<f32>>, D: Borrow<DeviceBuffer>> Located<H, D> {
     /// If there is no memory for the copy; errors of the device.
     pub(crate) fn to_host(
         &self,
-        site: &ErrorSite<'_>,
+        site: ErrorSite<'_>,
         range: Range<usize>,
     ) -> Result<Cow<'_, [f32]>, Error> {
         match self {
@@ -56,7 +56,7 @@ impl<H: Borrow<Vec<f32>>, D: Borrow<DeviceBuffer>> Located<H, D> {
     /// Errors of the device.
     pub(crate) fn copy_to(
         &self,
-        site: &ErrorSite<'_>,
+        site: ErrorSite<'_>,
         from: usize,
         into: &mut [f32],
     ) -> Result<(), Error> {
@@ -111,7 +111,7 @@ impl LocatedF32 {
     /// # Errors
     /// [`Error::OutOfMemory`]; [`Error::Device`](Error) if a device has no memory.
     pub(crate) fn zeros(
-        site: &ErrorSite<'_>,
+        site: ErrorSite<'_>,
         lens: impl Iterator<Item = usize>,
     ) -> Result<Vec<Self>, Error> {
         let device = site.context.update_device();
@@ -150,7 +150,7 @@ impl LocatedF32 {
     /// Fills the store with values that `fill` writes. Waits for nothing.
     pub(crate) fn fill<E: From<Error>>(
         &mut self,
-        site: &ErrorSite<'_>,
+        site: ErrorSite<'_>,
         fill: impl FnOnce(&mut [f32]) -> Result<(), E>,
     ) -> Result<(), E> {
         let There { value, device } = match self {

@@ -49,7 +49,7 @@ impl GradientSums {
     /// If there is no memory for them.
     pub(crate) fn sized(
         self,
-        site: &ErrorSite<'_>,
+        site: ErrorSite<'_>,
         unit: UnitId,
         len: usize,
     ) -> Result<Self, Error> {
@@ -137,7 +137,7 @@ impl GradientSums {
     ///
     /// # Errors
     /// If they lie on a device that fails.
-    pub(crate) fn survey(site: &ErrorSite<'_>, all: &[Self]) -> Result<Vec<Seen>, Error> {
+    pub(crate) fn survey(site: ErrorSite<'_>, all: &[Self]) -> Result<Vec<Seen>, Error> {
         let there: Vec<_> = all.iter().filter_map(Self::on_device).collect();
         let mut found = Vec::new();
         if let Some(There { device, .. }) = there.first() {
@@ -159,7 +159,7 @@ impl GradientSums {
     /// # Errors
     /// If they lie on a device that fails.
     pub(crate) fn sighting<'a>(
-        site: &ErrorSite<'_>,
+        site: ErrorSite<'_>,
         sums: impl Iterator<Item = (UnitId, &'a Self)>,
     ) -> Result<Option<Sighting>, Error> {
         let noted = sums.filter_map(|(unit, sums)| {
@@ -243,7 +243,7 @@ type OfSum = fn(&Context, UnitId, FirstFound) -> Option<Sighting>;
 /// Returns the first sighting in notes of a device, for which the call waits; `of_sum` knows
 /// whether they are of a shard or of a whole unit.
 pub(crate) fn first_noted(
-    site: &ErrorSite<'_>,
+    site: ErrorSite<'_>,
     units: &[NotedUnit<'_>],
     of_sum: OfSum,
 ) -> Result<Option<Sighting>, Error> {

@@ -509,7 +509,7 @@ impl EngineState {
         let StepPlace { step: number, microbatch } = self.place();
         let microbatches = self.machine.microbatches() as u64;
         let grad_shards = GradShards::new(self.reductions.take_sums(), &self.kept);
-        let seen = GradientSums::survey(&context.site("norm", number), grad_shards.all())?;
+        let seen = GradientSums::survey(context.site("norm", number), grad_shards.all())?;
         let step = self.step.as_mut().expect("a step is under way");
         let statement = Statement {
             microbatches,

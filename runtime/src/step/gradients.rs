@@ -7,7 +7,7 @@ use hsdp_sharding::{ParamId, UnitId};
 use crate::error::Error;
 use crate::error::gradients::NonFiniteGradient;
 use crate::options::allowed::is_held_in_f32;
-use crate::state::context::{Context, ModelId};
+use crate::state::context::{Context, ErrorSite, ModelId};
 use crate::state::sums::GradShards;
 
 /// The decision of all ranks about a step's gradients.
@@ -137,11 +137,11 @@ impl Gradients {
     /// Returns this rank's sums of a unit's gradients on the host: borrowed, or a copy.
     pub(crate) fn sums_on_host(
         &self,
-        context: &Context,
+        site: ErrorSite<'_>,
         unit: UnitId,
     ) -> Result<Cow<'_, [f32]>, Error> {
         let sums = self.grad_shards.of(unit);
-        sums.to_host(&context.site("read", self.step), 0..sums.len())
+        sums.to_host(site, 0..sums.len())
     }
 
     /// Returns whether the parameter got a gradient on any rank in any microbatch of the step.

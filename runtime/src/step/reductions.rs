@@ -139,7 +139,7 @@ impl UnitReductions {
     ) -> Result<(), Error> {
         let gradients = self.take_offered(unit);
         let site = context.site("accumulation", at.step);
-        let added = self.unsharded.add(&site, unit, at.microbatch, &gradients)?;
+        let added = self.unsharded.add(site, unit, at.microbatch, &gradients)?;
         if let Some(non_finite) = added {
             self.note(context, unit, at.microbatch, non_finite);
         }
@@ -173,7 +173,7 @@ impl UnitReductions {
         };
         let len = context.plan.layout(unit).trainable().shard_len;
         let site = context.site("reduction", at.step);
-        let mut sums = sums.sized(&site, unit, len)?;
+        let mut sums = sums.sized(site, unit, len)?;
         if is_first {
             sums.begin().map_err(|error| site.device(error))?;
         }
@@ -224,7 +224,7 @@ impl UnitReductions {
         let (reduced, _) = reduced.take();
         let (partial, fold) = of_unit.partial.take();
         let site = context.site("reduction", at.step);
-        let mut partial = partial.sized(&site, unit, reduced.len())?;
+        let mut partial = partial.sized(site, unit, reduced.len())?;
         partial.fold_in(&reduced, fold).map_err(|error| site.device(error))?;
         of_unit.partial = UnitBuffer::Held(partial);
         of_unit.spare = reduced;
@@ -288,8 +288,8 @@ impl UnitReductions {
         let noting = sums.enumerate().chain(spares);
         let noting = noting.filter_map(|(unit, sums)| Some((UnitId::new(unit), sums?)));
         let site = context.site("check", step);
-        let noted = GradientSums::sighting(&site, noting)?;
-        let unsharded = self.unsharded.sighting(&site)?;
+        let noted = GradientSums::sighting(site, noting)?;
+        let unsharded = self.unsharded.sighting(site)?;
         Ok([self.sighting, noted, unsharded].into_iter().flatten().min())
     }
 

@@ -2,13 +2,14 @@
 //! them, and so do [`machines`](crate::support::machines) alone.
 
 use hsdp::{
-    DataError, Error, Full, LossSum, ModelSpec, Optimizer, Param, Pass, Samples, Seed, Sgd,
-    SgdOptions, ShardedModel, StepOptions, UnitGradients, UnitId, Values,
+    Error, Full, LossSum, ModelSpec, Optimizer, Param, Pass, Samples, Seed, Sgd, SgdOptions,
+    ShardedModel, StepOptions, UnitGradients, UnitId, Values,
 };
 use hsdp_sharding::step::Input;
 use hsdp_sharding::{AfterForward, Role};
 
 use crate::support::handmade::in_f32;
+use crate::support::springs;
 
 /// The program of a rank, part by part, until it ends its run.
 pub type Program = Vec<Part>;
@@ -107,10 +108,7 @@ fn run_step(model: &mut ShardedModel, sgd: &mut Sgd, program: &StepProgram) -> R
     let mut step = model.begin_step(options)?;
     for (number, calls) in program.microbatches.iter().enumerate() {
         // Other ranks may have no more data, and end the step.
-        let mut pass = match step.microbatch() {
-            Err(Error::Data(DataError::EndOfData { .. })) => break,
-            begun => begun?,
-        };
+        let Some(mut pass) = springs::next_microbatch(&mut step)? else { break };
         let mut seed = None;
         let mut kept = Vec::new();
         for call in calls {

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use hsdp::{
-    Error, Gradients, LossSum, ModelOptions, Param, Pass, ShardedModel, Step, StepOptions, Values,
-    World,
+    DataError, Error, Gradients, LossSum, ModelOptions, Param, Pass, ShardedModel, Step,
+    StepOptions, Values, World,
 };
 use hsdp_sharding::{ModelSpec, Role};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -113,6 +113,17 @@ pub fn gradients(model: &mut ShardedModel, microbatches: usize) -> Result<Gradie
         microbatch(&mut step, Batch::of(rank, number, index))?;
     }
     step.finish()
+}
+
+/// Begins the next microbatch, or returns `None` if ranks have no more data.
+///
+/// # Errors
+/// The error of the runtime.
+pub fn next_microbatch<'a>(step: &'a mut Step<'_>) -> Result<Option<Pass<'a>>, Error> {
+    match step.microbatch() {
+        Err(Error::Data(DataError::EndOfData { .. })) => Ok(None),
+        begun => begun.map(Some),
+    }
 }
 
 /// Runs one microbatch on `batch`.

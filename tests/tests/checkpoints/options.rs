@@ -342,6 +342,23 @@ fn options_that_were_taken_are_those_of_the_next_checkpoint() {
     }
 }
 
+/// The kind has no effect then, so a program may name another.
+#[test]
+fn a_momentum_of_zero_has_no_kind() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for momentum_kind in [MomentumKind::Nesterov, MomentumKind::Classic, MomentumKind::Nesterov] {
+        common(on_ranks(2, |world| {
+            let mut model = model(world, mesh(2, 1))?;
+            let mut sgd = Sgd::new(&model, SgdOptions { momentum_kind, ..SgdOptions::default() });
+            let mut checkpoints = open(&model, folder.path(), OtherOptions::Refuse)?;
+            checkpoints.load_latest(&mut model, &mut sgd)?;
+            step(&mut model, &mut sgd, Optimizer::step)?;
+            checkpoints.save(&model, &sgd, &json!(null))?;
+            Ok(())
+        }));
+    }
+}
+
 #[test]
 fn other_groups_are_refused_whatever_counts_but_what_the_program_has() {
     let folder = tempfile::tempdir().expect("a folder");

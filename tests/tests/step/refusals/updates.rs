@@ -6,7 +6,7 @@ use std::path::Path;
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
 use hsdp::{
     AdamW, AdamWOptions, DynamicScale, Error, Gradients, Grouped, LossScaling, ModelOptions,
-    NonFinite, Optimizer, Param, Sgd, SgdOptions, ShardedModel, StepOptions, World,
+    MomentumKind, NonFinite, Optimizer, Param, Sgd, SgdOptions, ShardedModel, StepOptions, World,
 };
 use hsdp_comm::{Channel, Op};
 use hsdp_tests::support::rules::Signs;
@@ -58,6 +58,10 @@ fn by_sgd(
     options: SgdOptions,
 ) -> Result<(), Error> {
     Sgd::new(model, options).step(model, gradients).map(drop)
+}
+
+fn halved(momentum_kind: MomentumKind) -> SgdOptions {
+    SgdOptions { momentum: 0.5, momentum_kind, ..SgdOptions::default() }
 }
 
 const ANOTHER_RATE: Updates = [
@@ -121,7 +125,7 @@ fn save_in_background(model: &mut ShardedModel, folder: &Path) -> Result<(), Err
 
 #[test]
 fn every_other_option_is_named_too() {
-    let cases: [(Updates, &str); 6] = [
+    let cases: [(Updates, &str); 7] = [
         (
             [
                 |model, it| by_adamw(model, it, AdamWOptions::default()),
@@ -152,6 +156,13 @@ fn every_other_option_is_named_too() {
                 },
             ],
             "rank 2 has sgd momentum 0.5, rank 0 has sgd momentum 0.0",
+        ),
+        (
+            [
+                |model, it| by_sgd(model, it, halved(MomentumKind::Classic)),
+                |model, it| by_sgd(model, it, halved(MomentumKind::Nesterov)),
+            ],
+            "rank 2 has sgd momentum_kind Nesterov, rank 0 has sgd momentum_kind Classic",
         ),
         (
             [

@@ -66,10 +66,7 @@ fn stop_ends_the_step_where_the_first_rank_is_out() {
         let mut step = model.begin_step(StepOptions::as_many_as_come())?;
         let mut done = 0;
         while done < brings[rank] {
-            let pass = match step.microbatch() {
-                Err(Error::Data(DataError::EndOfData { .. })) => break,
-                begun => begun?,
-            };
+            let Some(pass) = springs::next_microbatch(&mut step)? else { break };
             springs::forward_and_backward(pass, Batch::of(rank, 0, done))?;
             done += 1;
         }
@@ -88,6 +85,25 @@ fn stop_ends_the_step_where_the_first_rank_is_out() {
     assert_eq!(done, [3; 4]);
 }
 
+/// The end of data is no failure, so it is not the reason of a step that is dropped after it.
+#[test]
+fn a_step_that_is_dropped_at_the_end_of_data_names_the_drop() {
+    let options = ModelOptions { uneven: Uneven::Stop, ..ModelOptions::on(mesh(1, 2)) };
+    let ended = outcomes(2, |world| {
+        let rank = world.rank().index();
+        let mut model = springs::model(world, &options)?;
+        let mut step = model.begin_step(StepOptions::as_many_as_come())?;
+        springs::microbatch(&mut step, Batch::of(rank, 0, 0))?;
+        if rank == 1 {
+            assert!(springs::next_microbatch(&mut step)?.is_none());
+            return Ok(());
+        }
+        step.finish().map(drop)
+    });
+    let told = ended[0].as_ref().expect_err("rank 1 gives the step up").to_string();
+    assert_eq!(told, "step 0 aborted by rank 1: the step was dropped before its finish");
+}
+
 /// A rank is out before the first microbatch, and has not said so when it began the step.
 #[test]
 fn a_step_of_no_microbatches_is_the_end_of_data_on_all_ranks() {
@@ -98,10 +114,7 @@ fn a_step_of_no_microbatches_is_the_end_of_data_on_all_ranks() {
                 springs::model(world, &ModelOptions { uneven, ..ModelOptions::on(mesh(2, 2)) })?;
             let mut step = model.begin_step(StepOptions::as_many_as_come())?;
             for microbatch in 0..brings[rank] {
-                let pass = match step.microbatch() {
-                    Err(Error::Data(DataError::EndOfData { .. })) => break,
-                    begun => begun?,
-                };
+                let Some(pass) = springs::next_microbatch(&mut step)? else { break };
                 springs::forward_and_backward(pass, Batch::of(rank, 0, microbatch))?;
             }
             step.finish().map(drop)
