@@ -138,8 +138,8 @@ impl Gradients {
         Ok(trained(model.plan(), &squares, |square| square[0].sqrt() / self.divisor))
     }
 
-    /// Returns `count` sums for each parameter of the model: `add` adds elements of the gradients of
-    /// this rank to the sums of their parameter.
+    /// Returns `count` sums for each parameter of the model: `add` adds elements of this rank's
+    /// gradients to the sums of their parameter.
     fn summed<T: Element>(
         &self,
         model: &ShardedModel,

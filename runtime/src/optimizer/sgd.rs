@@ -18,8 +18,8 @@ pub struct SgdOptions {
     pub learning_rate: f64,
     /// The fraction of the velocity that each step keeps, below 1. If it is 0, no state is kept.
     pub momentum: f64,
-    /// The way in which the velocity enters an update: it is [`Classic`](MomentumKind::Classic) if
-    /// `momentum` is 0, where it has no effect.
+    /// The way in which the velocity enters an update. It has no effect if `momentum` is 0, and
+    /// counts as [`Classic`](MomentumKind::Classic) there.
     pub momentum_kind: MomentumKind,
     /// The fraction of a parameter that is added to its gradient.
     pub weight_decay: f64,

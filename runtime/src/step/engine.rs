@@ -112,7 +112,7 @@ impl Engine {
         })?;
         let microbatch = state.machine.microbatches();
         if !state.machine.has_microbatch() {
-            // It is no failure of the step, so no reason of an abort.
+            // The end of data is no failure, so it is not noted as the reason of a later abort.
             let supply = state.machine.supply().cloned().unwrap_or_default();
             let microbatch = Some(microbatch);
             return Err(Error::Data(DataError::EndOfData { step: id.step, microbatch, supply }));

@@ -342,7 +342,7 @@ fn options_that_were_taken_are_those_of_the_next_checkpoint() {
     }
 }
 
-/// The kind has no effect then, so a program may name another.
+/// Without momentum its kind has no effect, so a program that resumes may name another kind.
 #[test]
 fn a_momentum_of_zero_has_no_kind() {
     let folder = tempfile::tempdir().expect("a folder");
