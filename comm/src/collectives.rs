@@ -114,19 +114,8 @@ impl Group {
         let values = values.unwrap_or_default();
         self.check_dealt(root, values.len(), count)?;
         let target = Some(self.room(Op::Scatter, tag, count)?);
-        self.issue_scatter(tag, root, Vectors::new(Source::Given(values), target))
-    }
-
-    /// Issues a scatter of a root and elements that were checked.
-    fn issue_scatter<T: Element, O: From<Filled<T>>>(
-        &self,
-        tag: Tag,
-        root: usize,
-        own: Vectors<T>,
-    ) -> Result<Pending<O>, Error> {
-        let count = own.target.as_ref().map_or(0, Vec::len);
         let call = GroupCall::new(Op::Scatter, tag).elements::<T>(count).root(self.ranks()[root]);
-        self.issue(call, own)
+        self.issue(call, Vectors::new(Source::Given(values), target))
     }
 
     /// Checks what a member brings to a scatter of `count` elements to each.
@@ -284,16 +273,6 @@ impl Group {
         reduction: Reduction,
         values: Vec<T>,
     ) -> Result<Pending<Option<Vec<T>>>, Error> {
-        self.issue_reduce(tag, root, reduction, Source::Given(values))
-    }
-
-    fn issue_reduce<T: Element, O: From<Filled<T>>>(
-        &self,
-        tag: Tag,
-        root: usize,
-        reduction: Reduction,
-        values: Source<T>,
-    ) -> Result<Pending<O>, Error> {
         self.check_average::<T>(Op::Reduce, reduction)?;
         let rank = self.member(Op::Reduce, "the root", root)?;
         let len = values.len();
@@ -302,8 +281,8 @@ impl Group {
             GroupCall::new(Op::Reduce, tag).elements::<T>(len).reduction(reduction).root(rank);
         // The result goes where the root's elements are.
         let (source, target) = match is_root {
-            true => (Source::nothing(), Some(values.into_elements())),
-            false => (values, None),
+            true => (Source::nothing(), Some(values)),
+            false => (Source::Given(values), None),
         };
         self.issue(call, Vectors::new(source, target))
     }
@@ -455,23 +434,6 @@ impl Group {
         self.issue_reduce_scatter(tag, reduction, lent.into())
     }
 
-    /// As [`reduce`](Self::reduce), but every member gets its buffer back: the root's holds the
-    /// result, the others are unchanged.
-    ///
-    /// `values`: `[n]`; output `[n]`, in the same buffer.
-    ///
-    /// # Errors
-    /// As `reduce`.
-    pub fn reduce_in_place<T: Element>(
-        &self,
-        tag: Tag,
-        root: usize,
-        reduction: Reduction,
-        values: Vec<T>,
-    ) -> Result<Pending<Vec<T>>, Error> {
-        self.issue_reduce(tag, root, reduction, Source::Lent(values))
-    }
-
     /// As [`gather`](Self::gather).
     ///
     /// `source`: `[n]`; `target`: `[size * n]` on the root, empty on the others.
@@ -492,22 +454,6 @@ impl Group {
         let target = (self.index() == root).then_some(target);
         let call = GroupCall::new(Op::Gather, tag).root(root_rank);
         self.issue_gather(call, Vectors::new(Source::Lent(source), target))
-    }
-
-    /// As [`scatter`](Self::scatter).
-    ///
-    /// `source`: `[size * n]` on the root, empty on the others; `target`: `[n]`.
-    ///
-    /// # Errors
-    /// As `scatter`.
-    pub fn scatter_into<T: Element>(
-        &self,
-        tag: Tag,
-        root: usize,
-        lent: Lent<T>,
-    ) -> Result<Pending<Lent<T>>, Error> {
-        self.check_dealt(root, lent.source.len(), lent.target.len())?;
-        self.issue_scatter(tag, root, lent.into())
     }
 
     /// As [`all_to_all`](Self::all_to_all).

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use hsdp_kernels::cuda::Device;
 
+use crate::comparison::gathered;
 use crate::handle::Backend;
 use crate::nccl::{Communicator, NcclError, Patience, UniqueId};
 use crate::threads::OwnRank;
@@ -171,7 +172,6 @@ impl World {
 
     /// The words of all ranks, by rank.
     fn said_by_all(&self, own: &[u64]) -> Result<Vec<u64>, Error> {
-        let control = self.world_group(Channel::Control);
-        control.all_gather(Tag::new(Stage::Setup), own.to_vec())?.wait()
+        gathered(&self.world_group(Channel::Control), own.to_vec())
     }
 }

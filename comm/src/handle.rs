@@ -238,7 +238,6 @@ impl Streams {
 /// the first call, or the number of the process if the system does not call back.
 #[cfg(all(unix, not(miri)))]
 pub(crate) fn process_mark() -> u64 {
-    use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU64, Ordering};
 
     static COPIES: AtomicU64 = AtomicU64::new(0);

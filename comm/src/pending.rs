@@ -78,11 +78,7 @@ impl<T> Pending<T> {
         T: TryFrom<O>,
         Error: From<T::Error>,
     {
-        Self::issued_with(ticket, |ticket| Ok(T::try_from(ticket.wait::<O>()?)?))
-    }
-
-    /// `output` waits, and makes the member's output.
-    pub(crate) fn issued_with(ticket: Ticket, output: fn(Ticket) -> Result<T, Error>) -> Self {
+        let output = |ticket: Ticket| Ok(T::try_from(ticket.wait::<O>()?)?);
         Self { state: Progressing::Issued { ticket, output } }
     }
 }

@@ -74,14 +74,13 @@ impl Group {
         tag: Tag,
         layout: Arc<UnitLayout>,
         shard: impl Into<SharedBuffer>,
-        holder: Option<Arc<T>>,
+        mut holder: Option<Arc<T>>,
     ) -> Result<Pending<Option<Arc<T>>>, Error>
     where
         T: AsMut<Vec<HostBuffer>> + Send + Sync + 'static,
     {
         let op = Op::AllGather;
         let shard = shard.into();
-        let mut holder = holder;
         let dtype = shard.dtype();
         if !self.size().is_multiple_of(layout.shard_size()) {
             return Err(self.bad_layout(op, &layout));

@@ -29,8 +29,12 @@ pub(crate) const ALL: [Collective; 11] = [
         in_place(place, call, |_, index| brought(ROOT, index))
     }),
     f32s("reduce", Bus::Whole, |place| {
-        let call =
-            |group: &Group, _, values| settled(group.reduce_in_place(tag(), ROOT, SUM, values));
+        let call = |group: &Group, place: Place, values: Vec<f32>| {
+            // A member's elements are passed on: it copies those that the next call needs.
+            let own = (place.rank != ROOT).then(|| values.clone());
+            let reduced = settled(group.reduce(tag(), ROOT, SUM, values))?;
+            Ok(reduced.or(own).expect("the root has the sum, and the others their own"))
+        };
         in_place(place, call, |place, index| match place.rank {
             ROOT => place.total(index),
             rank => brought(rank, index),
@@ -42,7 +46,12 @@ pub(crate) const ALL: [Collective; 11] = [
         lending(place, [place.part, whole], call, Place::gathered)
     }),
     f32s("scatter", Bus::OtherParts, |place| {
-        let call = |group: &Group, _, lent| settled(group.scatter_into(tag(), ROOT, lent));
+        let call = |group: &Group, place: Place, lent: Lent<f32>| {
+            // The root's elements are passed on: it copies those that the next call needs.
+            let given = (place.rank == ROOT).then(|| lent.source.clone());
+            let target = settled(group.scatter(tag(), ROOT, given, place.part))?;
+            Ok(Lent { target, ..lent })
+        };
         let whole = if place.rank == ROOT { place.whole() } else { 0 };
         let expected = |place: Place, index| brought(ROOT, place.rank * place.part + index);
         lending(place, [whole, place.part], call, expected)

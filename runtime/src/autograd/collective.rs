@@ -33,7 +33,7 @@ use std::ops::Range;
 use hsdp_comm::{Group, Reduction, Stage, Tag};
 use hsdp_kernels::{Element, zeros};
 
-pub use super::operation::{Collective, Copies, Differentiable, MAX_PRODUCT, Reducer};
+pub use super::operation::{Collective, Copies, Differentiable, Reducer};
 use super::share::{ReductionShare, each, scan};
 use crate::error::Error;
 
@@ -68,10 +68,6 @@ impl Collective {
             Some(Reducer::PreMultiplied(factor)) => {
                 each(&mut input, |value| value * factor);
                 (self.issue(group, tag, input)?, ReductionShare::Times(factor))
-            }
-            Some(Reducer::Product) if len > MAX_PRODUCT => {
-                let limit = format!("a product with a gradient takes at most {MAX_PRODUCT}");
-                return Err(self.refuse(group, format!("the input has {len} elements, {limit}")));
             }
             Some(Reducer::Product) => {
                 (self.issue(group, tag, input.clone())?, ReductionShare::Others(input))

@@ -120,12 +120,6 @@ impl<C: Carrier, R: DistState, S: DistState> Dist<C, R, S> {
     pub fn as_tagged(&self) -> &Tagged<C> {
         &self.tagged
     }
-
-    /// Returns the same value with its states known at run time.
-    #[must_use]
-    pub fn into_tagged(self) -> Tagged<C> {
-        self.tagged
-    }
 }
 
 impl<C: Carrier, R: DistState, S: DistState> Along<OnReplicate> for Dist<C, R, S> {
@@ -367,14 +361,11 @@ impl<C: Carrier, R: DistState, S: DistState> Dist<C, R, S> {
     ///
     /// # Errors
     /// As said above.
-    pub fn send<A: MeshAxis>(&self, axis: A, to: usize) -> Result<(), C::Error>
+    pub fn send<A: MeshAxis>(&self, _axis: A, to: usize) -> Result<(), C::Error>
     where
         Self: Along<A, Carrier = C, State: Own>,
     {
-        let nothing: Option<With<Self, A, Varying>> =
-            self.applied_by_some(axis, &Collective::Send { to })?;
-        drop(nothing);
-        Ok(())
+        self.tagged.apply(A::AXES, &Collective::Send { to }).map(drop)
     }
 
     /// Receives the elements that rank `from` sends with [`send`](Self::send), of this value's

@@ -9,11 +9,6 @@ use hsdp_kernels::Element;
 
 use crate::error::Error;
 
-/// The largest number of elements, on one rank, of a differentiable product; a larger one is
-/// refused. Its backward moves all elements twice and keeps the input, and a larger product is
-/// seldom intended.
-pub const MAX_PRODUCT: usize = 1 << 24;
-
 /// A collective, or a conversion whose backward may be a collective.
 ///
 /// Every member of a group applies the same collectives in the same order. Parts are of equal
@@ -119,7 +114,7 @@ pub enum Reducer {
     Sum,
     /// The sum, divided by the number of members.
     Avg,
-    /// The product, of at most [`MAX_PRODUCT`] elements on a member.
+    /// The product. Its backward keeps the input, and moves all elements twice.
     Product,
     /// The smallest element, NaN if one is NaN. The gradient goes to the members that hold it, in
     /// equal shares.

@@ -50,9 +50,7 @@ impl<C: Carrier> Tagged<C> {
     pub fn tape(&self) -> &Tape<C> {
         &self.tape
     }
-}
 
-impl<C: Carrier> Tagged<C> {
     /// Applies a collective or a conversion along an axis. Returns `None` where this rank has no
     /// output.
     ///

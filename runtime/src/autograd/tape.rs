@@ -268,10 +268,4 @@ impl<C: Carrier> TapeGradients<C> {
     pub fn tape(&self) -> &Tape<C> {
         &self.tape
     }
-
-    /// Returns the autograd's own gradients.
-    #[must_use]
-    pub fn into_inner(self) -> C::Gradients {
-        self.gradients
-    }
 }

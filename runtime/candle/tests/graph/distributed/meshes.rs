@@ -108,7 +108,7 @@ fn typed_and_tagged_are_the_same() {
     let seen = ranks(4, |world| {
         let tape = mesh(&world)?;
         let x: Dist<Varying, Varying> = tape.assume(place(&world)?);
-        let tagged = x.all_gather(OnShard)?.into_tagged();
+        let tagged = x.all_gather(OnShard)?.as_tagged().clone();
         let typed = Dist::<Varying, Replicate>::try_from(tagged.clone())?;
         let refused = Dist::<Replicate, Replicate>::try_from(tagged);
         assert!(matches!(refused, Err(hsdp::Error::Collective { operation: "try_from", .. })));
