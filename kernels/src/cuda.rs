@@ -53,4 +53,4 @@ pub use self::newton_schulz::NewtonSchulzBuffers;
 pub use self::product::{Cublas, DeviceMatrix, DeviceMatrixMut, MatrixProduct, Product, Stored};
 pub use self::stream::{Apart, IssueGuard, Moment, Stream, Together};
 pub use self::update::{DeviceUpdate, PartOfMatrix, PieceOfStep};
-pub use self::wire::{Packed, Seen, Unpacked};
+pub use self::wire::{Packed, Seen};

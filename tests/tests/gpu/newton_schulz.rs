@@ -143,6 +143,8 @@ fn in_bf16_results_are_as_near_to_the_exact_ones_as_those_of_the_host() {
         let by = NewtonSchulz { steps, dtype: MatrixDType::BF16, ..NewtonSchulz::default() };
         for matrix in orthogonalize(&by) {
             let sizes = matrix.sizes;
+            let is_bf16 = |value: &f32| value.to_bits().trailing_zeros() >= 16;
+            assert!(matrix.device.iter().all(is_bf16), "{steps}, {sizes:?}: cast exactly");
             let exact = exact(&by, &matrix.before, matrix.sizes.0, matrix.sizes.1);
             let [device, host] = [&matrix.device, &matrix.host].map(|it| distance(it, &exact));
             assert!(
