@@ -127,12 +127,9 @@ impl Device {
     /// [`CudaError::MissingLibrary`] if NVRTC cannot be loaded; [`CudaError::Compile`] if the
     /// kernels do not compile; [`CudaError::Driver`] if a call of the driver fails.
     pub fn prepare(&self) -> Result<(), CudaError> {
-        self.shared()
-            .kernels
-            .get_or_init(|| self.0.load(&NAMES))
-            .as_ref()
-            .map(drop)
-            .map_err(Clone::clone)
+        // All kernels are loaded with the first, whichever it is.
+        self.kernel(CudaKernel::InspectBlocks)?;
+        Ok(())
     }
 
     /// Returns the pool's spare memory to the driver, for other libraries. Blocks that an operation
