@@ -60,7 +60,7 @@ mod functions;
 use hsdp::dist::{Axes, DistState, TapeGradients};
 
 pub use self::carrier::Candle;
-pub use self::functions::{AlongDim, Functions, Pairs, Turned};
+pub use self::functions::{Functions, Pairs};
 use crate::error::Error;
 
 /// A candle tensor in state `R` over the replicate axis and `S` over the shard axis.

@@ -26,13 +26,6 @@ pub trait Parameters: Sync {
     /// Returns the description of the model, with the declared shape of each parameter.
     fn spec(&self) -> &ModelSpec;
 
-    /// Returns the names and aliases that [`get`](Self::get) accepts: parameters in declared order,
-    /// then aliases.
-    fn names(&self) -> Vec<&str> {
-        let parameters = self.spec().params().map(|(_, param)| param.name.as_str());
-        parameters.chain(self.spec().ties().map(|(alias, _)| alias)).collect()
-    }
-
     /// Returns the compute dtype of the unit whose forward reads. Its own parameters have that
     /// dtype.
     fn dtype(&self) -> DType;

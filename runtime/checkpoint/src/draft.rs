@@ -186,7 +186,7 @@ impl<'a> Draft<'a> {
         self.check_sizes(&parts)?;
         let path = place.join(MANIFEST);
         let (entries, tensors) = merged(parts)?;
-        let manifest = Manifest::new(&path, head, entries, tensors)?.encode(&path)?;
+        let manifest = Manifest::new(head, entries, tensors).encode(&path)?;
         write_synced(files, &path, |write| write(&manifest))?;
         for index in 0..writers {
             let note = place.join(Writer { index, of: writers }.note());

@@ -98,10 +98,17 @@ pub fn export(
         return Err(Error::io("make", folder)(exists));
     }
     let parts = split(generation, weights, most)?;
+    let above = folder.parent().filter(|above| !above.as_os_str().is_empty());
+    let above = above.unwrap_or(Path::new("."));
     files.create_dir(&writing).map_err(Error::io("make", &writing))?;
     let written = write(generation, files, &writing, &parts);
     let published = written.and_then(|exported| {
         files.rename(&writing, folder).map_err(Error::io("rename", &writing))?;
+        if let Err(error) = files.sync_dir(above) {
+            // The export fails, so the folder must not stay.
+            drop(files.rename(folder, &writing));
+            return Err(Error::io("sync", above)(error));
+        }
         Ok(exported)
     });
     published.inspect_err(|_| drop(files.remove(&writing)))

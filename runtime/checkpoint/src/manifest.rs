@@ -208,16 +208,12 @@ pub(crate) fn unseal<'a>(path: &Path, bytes: &'a [u8]) -> Result<&'a str, Error>
 }
 
 impl Manifest {
-    /// Makes the manifest of a generation, and checks it as a reader would.
-    ///
-    /// # Errors
-    /// [`Error::Manifest`] with `path`, the file that the manifest is meant for.
+    /// Makes the manifest of a generation.
     pub(crate) fn new(
-        path: &Path,
         head: Head,
         files: Vec<FileEntry>,
         tensors: BTreeMap<String, TensorEntry>,
-    ) -> Result<Self, Error> {
+    ) -> Self {
         let Head { step, mesh, training, optimizer, user, frozen_digest, settings } = head;
         let format = match (training.applied_steps, frozen_digest) {
             _ if !settings.is_empty() => WITH_SETTINGS,
@@ -225,7 +221,7 @@ impl Manifest {
             (None, Some(_)) => WITHOUT_FROZEN,
             (None, None) => FIRST,
         };
-        let manifest = Self {
+        Self {
             format,
             step,
             mesh,
@@ -236,9 +232,7 @@ impl Manifest {
             settings,
             files,
             tensors,
-        };
-        manifest.check(path)?;
-        Ok(manifest)
+        }
     }
 
     /// Reads a manifest from the bytes of its file. `path` is for errors only.

@@ -112,18 +112,17 @@ impl Store {
         Err(Error::manifest(opened.path(), problem))
     }
 
-    /// Returns the newest generation whose manifest and file sizes are intact. With `before`, only
-    /// generations of earlier steps count. If a writer removes a generation meanwhile, the search
-    /// begins again.
+    /// Returns the newest generation whose manifest and file sizes are intact. If a writer removes a
+    /// generation meanwhile, the search begins again.
     ///
     /// # Errors
     /// [`Error::Version`] if a newer version wrote a generation that is newer than all intact ones;
     /// [`Error::Io`] if the directory exists and cannot be read, or for a problem that every
     /// generation would have.
-    pub fn newest(&self, before: Option<u64>) -> Result<Fallback, Error> {
+    pub fn newest(&self) -> Result<Fallback, Error> {
         let mut looks = 1;
         loop {
-            match self.newest_listed(before) {
+            match self.newest_listed() {
                 Err(error) if error.is_absence() && looks < MOST_LOOKS => looks += 1,
                 found => return found,
             }
@@ -131,10 +130,9 @@ impl Store {
     }
 
     /// Returns the newest of the generations that are listed now, as [`newest`](Self::newest) does.
-    fn newest_listed(&self, before: Option<u64>) -> Result<Fallback, Error> {
+    fn newest_listed(&self) -> Result<Fallback, Error> {
         let mut broken = Vec::new();
-        let is_meant = |step: &u64| before.is_none_or(|before| *step < before);
-        for step in self.steps()?.into_iter().rev().filter(is_meant) {
+        for step in self.steps()?.into_iter().rev() {
             match self.open(step) {
                 Ok(generation) => return Ok(Fallback { generation: Some(generation), broken }),
                 Err(error) if error.is_damage() => broken.push((step, error)),
@@ -151,7 +149,7 @@ impl Store {
     /// The errors of [`newest`](Self::newest). If there are generations and none is intact, the
     /// error of the newest one.
     pub fn latest(&self) -> Result<Option<Generation>, Error> {
-        let Fallback { generation, mut broken } = self.newest(None)?;
+        let Fallback { generation, mut broken } = self.newest()?;
         if generation.is_none() && !broken.is_empty() {
             return Err(broken.swap_remove(0).1);
         }

@@ -22,8 +22,6 @@ pub enum Wholes {
 pub struct WholeMatrix {
     /// The parameter that holds it.
     pub param: ParamId,
-    /// Its index in the parameter's stack of matrices.
-    pub index: usize,
     /// Its first element, counted from the parameter's start.
     pub start: usize,
     /// Its rows.
@@ -199,8 +197,7 @@ fn of_param(
         (Wholes::Parameters, Some(of)) => (1, of.count * of.rows, of.columns),
         (Wholes::Parameters, None) => (1, 1, declared.numel()),
     };
-    let whole =
-        move |index| WholeMatrix { param, index, start: index * rows * columns, rows, columns };
+    let whole = move |index| WholeMatrix { param, start: index * rows * columns, rows, columns };
     Ok((0..count).map(whole))
 }
 

@@ -40,7 +40,7 @@ fn store(root: &Path, files: impl Files + 'static) -> Store {
 
 /// The step of the newest generation, all of whose elements and hashes are right.
 fn newest(root: &Path) -> u64 {
-    let found = store(root, Disk).newest(None).expect("listed");
+    let found = store(root, Disk).newest().expect("listed");
     assert!(found.broken.is_empty(), "a generation has its name and is broken: {:?}", found.broken);
     let generation = found.generation.expect("there was one before");
     assert!(generation.verify().is_empty(), "{:?}", generation.verify());

@@ -16,6 +16,7 @@ use hsdp_kernels::Element;
 use parking_lot::Mutex;
 
 use crate::error::Error;
+use crate::ops::copy;
 use crate::variables::VariablePurpose;
 use crate::zeros;
 
@@ -238,15 +239,7 @@ impl CustomOp2 for Tie {
         _: &CpuStorage,
         _: &Layout,
     ) -> CandleResult<(CpuStorage, Shape)> {
-        let at = layout.start_offset();
-        let loss = match loss {
-            CpuStorage::F64(values) => CpuStorage::F64(vec![values[at]]),
-            CpuStorage::F32(values) => CpuStorage::F32(vec![values[at]]),
-            CpuStorage::F16(values) => CpuStorage::F16(vec![values[at]]),
-            CpuStorage::BF16(values) => CpuStorage::BF16(vec![values[at]]),
-            _ => bail!("a loss must be f64, f32, f16 or bf16"),
-        };
-        Ok((loss, layout.shape().clone()))
+        copy(loss, layout)
     }
 
     fn bwd(

@@ -4,10 +4,7 @@
 use candle_core::shape::{Dim, Dims, Shape};
 use candle_core::{DType, Result as CandleResult, Tensor, bail};
 use candle_nn::ops;
-use hsdp::dist::{
-    Adds, Along, Dist, DistState, Free, Joins, MeshAxis, Multiplies, Own, Reduces, Replicate,
-    Sliced, Varying,
-};
+use hsdp::dist::{Adds, Dist, DistState, Free, Joins, Multiplies};
 
 use super::Candle;
 use crate::error::Error;
@@ -245,112 +242,6 @@ pairs! {
     /// Returns, for each element of `other`, the element of `x` at that index of `dim` and at the
     /// element's own indices of the other dims.
     gather_along(dim: impl Dim) by Joins: zip, |x, y| x.gather(y, dim);
-}
-
-/// The type of a value whose state along `A` becomes `Q`.
-type With<D, A, Q> = <D as Along<A>>::With<Q>;
-
-/// Collectives that split or join tensors along any dim. A dim that is not the first is transposed
-/// to the front and back, which takes two copies.
-///
-/// **Collective**, like the methods of [`Dist`] without `_dim`. They fail as those
-/// methods do, and if there is no such dim.
-#[expect(clippy::missing_errors_doc, reason = "one sentence above says it of all")]
-pub trait AlongDim: Sized {
-    /// Gathers all ranks' parts, and joins them along `dim` in the order of the ranks. Each rank
-    /// uses the result in its own way.
-    fn all_gather_dim<A: MeshAxis>(
-        &self,
-        axis: A,
-        dim: impl Dim,
-    ) -> Result<With<Self, A, Replicate>, Error>
-    where
-        Self: Along<A, Carrier = Candle, State: Own>,
-        With<Self, A, Replicate>: Turned;
-
-    /// Reduces all ranks' elements, and gives each rank its part along `dim`.
-    fn reduce_scatter_dim<A: MeshAxis, Q>(
-        &self,
-        axis: A,
-        reduction: Q,
-        dim: impl Dim,
-    ) -> Result<With<Self, A, Varying>, Error>
-    where
-        Self: Along<A, Carrier = Candle>,
-        Q: Reduces<<Self as Along<A>>::State, <Self as Along<A>>::Beside>,
-        With<Self, A, Varying>: Turned;
-
-    /// Returns this rank's part, along `dim`, of a value that all ranks hold.
-    fn slice_dim<A: MeshAxis>(
-        &self,
-        axis: A,
-        dim: impl Dim,
-    ) -> Result<With<Self, A, Varying>, Error>
-    where
-        Self: Along<A, Carrier = Candle, State: Sliced>,
-        With<Self, A, Varying>: Turned;
-}
-
-impl<R: DistState, S: DistState> AlongDim for Dist<Candle, R, S> {
-    fn all_gather_dim<A: MeshAxis>(
-        &self,
-        axis: A,
-        dim: impl Dim,
-    ) -> Result<With<Self, A, Replicate>, Error>
-    where
-        Self: Along<A, Carrier = Candle, State: Own>,
-        With<Self, A, Replicate>: Turned,
-    {
-        let dim = place(self.tensor(), dim)?;
-        self.turned(dim)?.all_gather(axis)?.turned(dim)
-    }
-
-    fn reduce_scatter_dim<A: MeshAxis, Q>(
-        &self,
-        axis: A,
-        reduction: Q,
-        dim: impl Dim,
-    ) -> Result<With<Self, A, Varying>, Error>
-    where
-        Self: Along<A, Carrier = Candle>,
-        Q: Reduces<<Self as Along<A>>::State, <Self as Along<A>>::Beside>,
-        With<Self, A, Varying>: Turned,
-    {
-        let dim = place(self.tensor(), dim)?;
-        self.turned(dim)?.reduce_scatter(axis, reduction)?.turned(dim)
-    }
-
-    fn slice_dim<A: MeshAxis>(
-        &self,
-        axis: A,
-        dim: impl Dim,
-    ) -> Result<With<Self, A, Varying>, Error>
-    where
-        Self: Along<A, Carrier = Candle, State: Sliced>,
-        With<Self, A, Varying>: Turned,
-    {
-        let dim = place(self.tensor(), dim)?;
-        self.turned(dim)?.slice(axis)?.turned(dim)
-    }
-}
-
-fn place(tensor: &Tensor, dim: impl Dim) -> Result<usize, Error> {
-    Ok(dim.to_index(tensor.shape(), "a collective along a dim")?)
-}
-
-/// A candle value in any states with dims that can be exchanged.
-pub trait Turned: Sized {
-    /// Returns the value with its first dim and `dim` exchanged. Not collective.
-    ///
-    /// # Errors
-    /// [`Error::Candle`] if there is no such dim.
-    fn turned(&self, dim: usize) -> Result<Self, Error>;
-}
-
-impl<R: DistState, S: DistState> Turned for Dist<Candle, R, S> {
-    fn turned(&self, dim: usize) -> Result<Self, Error> {
-        self.transpose(0, dim)
-    }
 }
 
 fn of_one(

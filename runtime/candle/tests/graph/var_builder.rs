@@ -200,7 +200,6 @@ fn a_builder_knows_all_names_and_reads_through_aliases_and_views() {
         })?;
         let y = pass.unit("head", &x, |p, x| {
             let names = ["layer.0.weight", "layer.0.bias", "head.bias", "head.weight"];
-            assert_eq!(p.names(), names);
             let vb = var_builder(p);
             assert_eq!((vb.dtype(), vb.device().is_cpu()), (DType::F32, true));
             assert!(names.iter().all(|name| vb.contains_tensor(name)));

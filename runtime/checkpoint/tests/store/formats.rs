@@ -29,9 +29,9 @@ fn row_36_the_checkpoint_of_a_newer_version_is_no_damage_and_no_older_one_takes_
     make_newer(&fixture, 2);
     let store = fixture.store();
     assert_newer(&fixture, 2, &store.open(2).expect_err("newer"));
-    assert_newer(&fixture, 2, &store.newest(None).expect_err("newer"));
+    assert_newer(&fixture, 2, &store.newest().expect_err("newer"));
     assert_newer(&fixture, 2, &store.latest().expect_err("newer"));
-    let older = store.newest(Some(2)).expect("asked for").generation.expect("intact");
+    let older = store.open(1).expect("intact");
     assert_eq!(older.manifest().step, 1);
 }
 
@@ -53,7 +53,7 @@ fn a_format_before_the_first_one_is_damage() {
     fixture.rewrite(2, |value| value.replace("\"format\":1", "\"format\":0"));
     let told = fixture.store().open(2).expect_err("no format").to_string();
     assert!(told.ends_with("its format is 0; the first one was 1"), "{told}");
-    let newest = fixture.store().newest(None).expect("listed");
+    let newest = fixture.store().newest().expect("listed");
     assert_eq!(newest.generation.expect("the one before").manifest().step, 1);
 }
 

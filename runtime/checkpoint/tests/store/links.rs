@@ -93,7 +93,7 @@ fn a_link_in_the_place_of_a_file_or_a_generation_is_refused() {
         symlink(&elsewhere, &path).expect("linked");
         let told = told(fixture.store().open(2));
         assert!(told.ends_with(expected), "{told}");
-        let newest = fixture.store().newest(None).expect("listed");
+        let newest = fixture.store().newest().expect("listed");
         assert_eq!(newest.generation.expect("the one before").manifest().step, 1);
         fs::remove_file(&path).expect("removed");
         fs::rename(&elsewhere, &path).expect("renamed");

@@ -101,7 +101,7 @@ fn row_33_a_truncated_file_is_named_and_the_one_before_is_used() {
     let file = OpenOptions::new().write(true).open(fixture.file(2)).expect("there");
     let full = file.metadata().expect("there").len();
     file.set_len(full - 1).expect("shortened");
-    let Fallback { generation, broken } = fixture.store().newest(None).expect("listed");
+    let Fallback { generation, broken } = fixture.store().newest().expect("listed");
     let generation = generation.expect("the one before");
     assert_eq!((generation.manifest().step, read(&generation, "w")), (1, elements(1, 30)));
     assert_eq!(broken.len(), 1);

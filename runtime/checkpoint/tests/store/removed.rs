@@ -79,7 +79,7 @@ fn a_generation_that_goes_while_it_is_opened_is_not_broken_and_the_newest_is_fou
         let error = removing(&fixture, name).open(2).expect_err("it is gone");
         assert!(is_removed(&error, &fixture, 2), "{name}: {error}");
         let fixture = Fixture::saved(&[1, 2]);
-        let found = removing(&fixture, name).newest(None).expect("found");
+        let found = removing(&fixture, name).newest().expect("found");
         let step = found.generation.map(|generation| generation.manifest().step);
         assert_eq!((step, found.broken.len()), (Some(4), 0), "{name}");
     }

@@ -5,7 +5,7 @@ use candle_core::{DType, Device, Tensor, Var};
 use hsdp::collective::{Collective, Copies, Reducer};
 use hsdp::dist::{DistState, Invariant, OnShard, Partial, Replicate, Sum, Varying};
 use hsdp_candle::Error;
-use hsdp_candle::distributed::{AlongDim as _, Dist, Functions as _};
+use hsdp_candle::distributed::{Dist, Functions as _};
 
 use super::member::{Member, Steps as _, numbers, ranks};
 
@@ -116,11 +116,16 @@ fn columns_are_gathered_scattered_and_sliced() {
     let seen = ranks(2, |world| {
         let member = member(&world)?;
         let x = tensor::<Varying>(&member, 8.0 * member.rank as f64)?;
-        let gathered: Dist<Invariant, Replicate> = x.all_gather_dim(OnShard, 1)?;
+        let gathered: Dist<Invariant, Replicate> =
+            x.transpose(0, 1)?.all_gather(OnShard)?.transpose(0, 1)?;
         assert_eq!(gathered.tensor().dims(), [2, 8]);
-        let summed: Dist<Invariant, Varying> =
-            x.to_partial(OnShard)?.reduce_scatter_dim(OnShard, Sum, 1)?;
-        let sliced: Dist<Invariant, Varying> = gathered.slice_dim(OnShard, 1)?;
+        let summed: Dist<Invariant, Varying> = x
+            .transpose(0, 1)?
+            .to_partial(OnShard)?
+            .reduce_scatter(OnShard, Sum)?
+            .transpose(0, 1)?;
+        let sliced: Dist<Invariant, Varying> =
+            gathered.transpose(0, 1)?.slice(OnShard)?.transpose(0, 1)?;
         assert_eq!(numbers(sliced.tensor())?, numbers(x.tensor())?);
 
         let loss = summed.sum_all()?.scale(member.place())?.to_partial(OnShard)?;
@@ -137,7 +142,7 @@ fn a_partial_value_is_cut_along_columns_by_its_sum_only() {
     let seen = ranks(2, |world| {
         let member = member(&world)?;
         let x: Dist<Invariant, Partial> = tensor(&member, 0.0)?;
-        numbers(x.reduce_scatter_dim(OnShard, Sum, 1)?.tensor())
+        numbers(x.transpose(0, 1)?.reduce_scatter(OnShard, Sum)?.transpose(0, 1)?.tensor())
     });
     assert_eq!(seen, [[0.0, 2.0, 8.0, 10.0], [4.0, 6.0, 12.0, 14.0]]);
 }
