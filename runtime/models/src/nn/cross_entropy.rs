@@ -59,12 +59,12 @@ impl CrossEntropy {
 /// ```
 pub fn cross_entropy(logits: &Tensor, labels: &Tensor, ignored: i64) -> Result<CrossEntropy> {
     check_dtypes(NAME, &[logits])?;
+    if !logits.device().is_cpu() {
+        return composed::cross_entropy(logits, labels, ignored);
+    }
     let targets = targets(logits, labels, ignored)?;
     let count = targets.iter().flatten().count() as u64;
-    let sum = match logits.device().is_cpu() {
-        true => logits.contiguous()?.apply_op1(LayerOp(CrossEntropyOp { targets }))?,
-        false => composed::cross_entropy(logits, labels, ignored)?.sum,
-    };
+    let sum = logits.contiguous()?.apply_op1(LayerOp(CrossEntropyOp { targets }))?;
     Ok(CrossEntropy { sum, count })
 }
 
