@@ -1,5 +1,5 @@
 //! The agreement at the end of a step: the statement of every rank, exchanged before any rank
-//! updates. Beside it the interim record of a step, and the agreement on the mean of an evaluation.
+//! updates. Beside it the interim record of a step, and the agreement at the end of an evaluation.
 //!
 //! One small all-gather over the world carries the statements. The verdict is a pure function of
 //! all statements, so all ranks reach the same one.
@@ -7,6 +7,7 @@
 use hsdp_sharding::step::Exchange;
 use hsdp_sharding::{Mesh, Rank};
 
+use crate::agree::comparison;
 use crate::agree::header::check_magic;
 use crate::error::{DataError, Error};
 use crate::options::objective::Objective;
@@ -255,36 +256,65 @@ impl Interim {
     }
 }
 
-/// First word of the record of a mean: it may meet the record of a batch.
-const MEAN_MAGIC: u64 = u64::from_be_bytes(*b"hsdp-ev1");
+/// First word of the record at the end of an evaluation, without its flag: it may meet the record
+/// of a batch.
+const MEAN_MAGIC: u64 = u64::from_be_bytes(*b"hsdpev2\0");
+/// The flag of a rank that takes no mean.
+const FINISHES: u64 = 1;
 const MEAN_WORDS: usize = Exchange::MEAN;
 
-/// Totals of all ranks in an evaluation. PROTOCOL.md, "Evaluation".
+/// The call by which a rank ends an evaluation.
 #[derive(Clone, Copy, Debug)]
+pub(crate) enum EvaluationEnd {
+    /// `mean`, with the sum and the items of this rank.
+    Mean { sum: f64, items: u64 },
+    /// `finish`.
+    Finish,
+}
+
+impl EvaluationEnd {
+    /// Returns the name of the operation, for errors.
+    pub(crate) fn operation(self) -> &'static str {
+        match self {
+            Self::Mean { .. } => "mean",
+            Self::Finish => "finish of an evaluation",
+        }
+    }
+
+    /// Encodes the record of a rank: its end, sum and items, and its word about operations.
+    pub(crate) fn encode(self, [low, high]: [u64; 2]) -> [u64; MEAN_WORDS] {
+        match self {
+            Self::Mean { sum, items } => [MEAN_MAGIC, sum.to_bits(), items, low, high],
+            Self::Finish => [MEAN_MAGIC | FINISHES, 0, 0, low, high],
+        }
+    }
+}
+
+/// Totals of all ranks in an evaluation. PROTOCOL.md, "Evaluation".
+#[derive(Debug)]
 pub(crate) struct EvaluationTotals {
     sum: f64,
     /// Number of items, which no number of ranks overflows in 128 bits.
     items: u128,
     /// Sum of the words about operations.
     pub(crate) operations: u128,
-}
-
-/// Encodes the record of a rank: its sum, its items, and its word about operations.
-pub(crate) fn encode_mean(sum: f64, items: u64, [low, high]: [u64; 2]) -> [u64; MEAN_WORDS] {
-    [MEAN_MAGIC, sum.to_bits(), items, low, high]
+    /// The flag of each rank.
+    ends: Vec<u64>,
 }
 
 /// Adds the records of all ranks, in rank order.
 ///
 /// # Errors
 /// `Disagreement` names the first rank whose protocol differs from this rank's.
-pub(crate) fn decode_means(said: &[u64], own: Rank) -> Result<EvaluationTotals, Error> {
-    check_magic(said, MEAN_WORDS, MEAN_MAGIC, "the protocol of the means", own)?;
+pub(crate) fn decode_ends(said: &[u64], own: Rank) -> Result<EvaluationTotals, Error> {
     let records = || said.chunks_exact(MEAN_WORDS);
+    let magic: Vec<u64> = records().map(|record| record[0] & !FINISHES).collect();
+    check_magic(&magic, 1, MEAN_MAGIC, "the protocol of the means", own)?;
     let sum = records().map(|record| f64::from_bits(record[1])).sum();
     let items = records().map(|record| u128::from(record[2])).sum();
     let operations = sum_of_words(records().map(|record| [record[3], record[4]]));
-    Ok(EvaluationTotals { sum, items, operations })
+    let ends = records().map(|record| record[0] & FINISHES).collect();
+    Ok(EvaluationTotals { sum, items, operations, ends })
 }
 
 impl EvaluationTotals {
@@ -293,11 +323,24 @@ impl EvaluationTotals {
     /// # Errors
     /// [`DataError::EmptyEvaluation`](crate::DataError::EmptyEvaluation) if there are no items.
     #[expect(clippy::cast_precision_loss, reason = "a mean is reported")]
-    pub(crate) fn mean(self, step: u64) -> Result<f64, Error> {
+    pub(crate) fn mean(&self, step: u64) -> Result<f64, Error> {
         match self.items {
             0 => Err(Error::Data(DataError::EmptyEvaluation { step })),
             items => Ok(self.sum / items as f64),
         }
+    }
+
+    /// Checks that all ranks have ended the evaluation by the same call.
+    ///
+    /// # Errors
+    /// `Disagreement`, the same on all ranks.
+    pub(crate) fn check_ends(&self) -> Result<(), Error> {
+        let Some(odd) = comparison::odd_one(&self.ends) else { return Ok(()) };
+        let call = |rank: usize| if self.ends[rank] == FINISHES { "`finish`" } else { "`mean`" };
+        let [got, want] = odd.map(|rank| call(rank).to_owned());
+        let [rank, other] = odd.map(Rank::new);
+        let what = "the end of the evaluation".into();
+        Err(Error::Disagreement { what, rank, got, other, want })
     }
 }
 

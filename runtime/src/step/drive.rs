@@ -11,7 +11,7 @@ use hsdp_sharding::step::{
 };
 use hsdp_sharding::{ParamId, UnitId};
 
-use crate::agree::agreement::{Agreement, EvaluationTotals, Interim, Statement};
+use crate::agree::agreement::{Agreement, EvaluationEnd, EvaluationTotals, Interim, Statement};
 use crate::agree::comparison::{LastUpdate, Updated};
 use crate::agree::header::{Agreed, StepHeader};
 use crate::agree::{agreement, comparison, header, unit_use};
@@ -88,17 +88,10 @@ pub(super) struct OpeningStep {
 /// An evaluation that has begun and not ended.
 #[derive(Debug, Default)]
 pub(super) struct EvaluationState {
-    /// Sum and items of this rank, while the mean is taken.
-    pub(super) own: OwnSum,
+    /// The call that ends it on this rank.
+    pub(super) end: Option<EvaluationEnd>,
     /// The totals of all ranks, once they have agreed on them.
     pub(super) totals: Option<EvaluationTotals>,
-}
-
-/// This rank's sum in an evaluation, and its items.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct OwnSum {
-    pub(super) sum: f64,
-    pub(super) items: u64,
 }
 
 impl EngineState {
@@ -542,20 +535,21 @@ impl EngineState {
         operation: &'static str,
         refused: Refused,
     ) -> Error {
-        let what = match refused {
-            Refused::Unfinished { .. } => "the last batch was begun and not finished",
-            Refused::OutOfTurn { .. } => "a mean was taken: no batch may follow",
-            refused => return self.refused(context, operation, refused),
-        };
-        context.misuse(operation, self.next_step, what.to_owned())
+        match refused {
+            Refused::Unfinished { .. } => {
+                let what = "the last batch was begun and not finished".to_owned();
+                context.misuse(operation, self.next_step, what)
+            }
+            refused => self.refused(context, operation, refused),
+        }
     }
 
     /// Adds up the sums of all ranks.
     fn add_up(&mut self, context: &Context) -> Result<Conclusion, Error> {
         let tag = context.tag(None, Stage::Evaluation, self.next_step, self.machine.microbatches());
-        let OwnSum { sum, items } = self.evaluation_mut().own;
-        let said = agreement::encode_mean(sum, items, context.operations_word());
-        let decode = |said: &[u64]| agreement::decode_means(said, context.rank());
+        let end = self.evaluation_mut().end.expect("a call ends the evaluation");
+        let said = end.encode(context.operations_word());
+        let decode = |said: &[u64]| agreement::decode_ends(said, context.rank());
         let totals = context.control.exchange_in_step(tag, said, decode)??;
         context.check_operations(totals.operations)?;
         self.evaluation_mut().totals = Some(totals);

@@ -26,6 +26,7 @@ use hsdp_comm::{Mistake, StepFailure, in_work};
 use hsdp_sharding::UnitId;
 use hsdp_sharding::step::{Begin, Intent};
 
+use crate::agree::agreement::{EvaluationEnd, EvaluationTotals};
 use crate::agree::comparison;
 use crate::agree::comparison::LastUpdate;
 use crate::agree::header::Agreed;
@@ -39,7 +40,7 @@ use crate::state::full::Full;
 use crate::state::gradients::UnitGradients;
 use crate::state::lock::{Lock, StateGuard};
 use crate::state::shard::Shard;
-use crate::step::drive::{EngineState, EvaluationState, OwnSum};
+use crate::step::drive::{EngineState, EvaluationState};
 use crate::step::ended::EndedStep;
 use crate::step::gathers::UnitGathers;
 use crate::step::gradients::Gradients;
@@ -490,36 +491,34 @@ impl Engine {
         })
     }
 
-    /// Gathers along until no rank has another batch, and returns the sum of all ranks' sums,
-    /// divided by all ranks' items.
-    pub(crate) fn evaluated_mean(&self, id: AttemptId, sum: f64, items: u64) -> Result<f64, Error> {
-        let totals = self.in_evaluation(id, "mean", |context, state| {
-            let asked = state.machine.mean();
-            asked.map_err(|refused| state.refused_in_evaluation(context, "mean", refused))?;
-            state.evaluation_mut().own = OwnSum { sum, items };
-            state.drive(context, "mean")?;
-            Ok(state.evaluation_mut().totals.take().expect("the ranks have added up their sums"))
-        });
-        // An error on which all ranks agree leaves the evaluation whole.
-        totals?.mean(id.step)
+    /// Gathers along until no rank has another batch, exchanges sums, and ends the evaluation.
+    /// Returns the totals of all ranks.
+    ///
+    /// An error before the exchange leaves the evaluation open, for its owner to abort. A different
+    /// call on another rank is an error on all of them: the evaluation is over then.
+    pub(crate) fn end_evaluation(
+        &self,
+        id: AttemptId,
+        end: EvaluationEnd,
+    ) -> Result<EvaluationTotals, Error> {
+        let operation = end.operation();
+        let totals = self.in_evaluation(id, operation, |context, state| {
+            let asked = state.machine.end_evaluation();
+            asked.map_err(|refused| state.refused_in_evaluation(context, operation, refused))?;
+            state.evaluation_mut().end = Some(end);
+            state.drive(context, operation)?;
+            let ended = state.evaluation.take().expect("it was there a moment ago");
+            state.attempt = None;
+            self.under_way.store(NO_ATTEMPT, Ordering::Release);
+            Ok(ended.totals.expect("the ranks have added up their sums"))
+        })?;
+        totals.check_ends()?;
+        Ok(totals)
     }
 
-    /// Ends an evaluation whose means were taken, and aborts any other on all ranks.
-    pub(crate) fn end_evaluation(&self, OpenedEvaluation { id, number }: OpenedEvaluation) {
-        if self.state.is_held_here() {
-            return;
-        }
-        // Another thread of the rank may wait in a batch: then the evaluation is not over, and the
-        // announcement waits for no rank.
-        if let Some(mut state) = self.state.try_lock()
-            && state.attempt.as_ref().is_some_and(|attempt| attempt.id == id)
-            && state.machine.end_evaluation().is_ok()
-        {
-            (state.attempt, state.evaluation) = (None, None);
-            self.under_way.store(NO_ATTEMPT, Ordering::Release);
-            return;
-        }
-        let reason = "the evaluation was dropped before its mean".to_owned();
+    /// Aborts an evaluation that has not ended on all ranks.
+    pub(crate) fn abort_evaluation(&self, OpenedEvaluation { id, number }: OpenedEvaluation) {
+        let reason = "the evaluation was dropped before its mean or its finish".to_owned();
         let mistake = Mistake::of(&("drop of an evaluation", id.step, number));
         self.abort(id, Some(reason), Some(mistake));
     }

@@ -34,7 +34,7 @@ pub enum Exchange {
     Statement,
     /// Whether the rank has another batch of an evaluation.
     Batch(Input),
-    /// Sums of an evaluation.
+    /// The end of an evaluation: sums for its mean, or zeros if it ends without one.
     Mean,
 }
 
@@ -85,7 +85,7 @@ impl Exchange {
     pub const INTERIM: usize = 4;
     /// In a statement, without the bits of its parameters.
     pub const STATEMENT: usize = 9;
-    /// In the record of a mean.
+    /// In the record at the end of an evaluation.
     pub const MEAN: usize = 5;
 
     /// Returns the number of u64 in the record of a rank, whose model has so many parameters.

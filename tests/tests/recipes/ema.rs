@@ -161,7 +161,7 @@ fn evaluated(model: &mut ShardedModel) -> Result<Tensors, Error> {
         seen.extend(params.map(|(index, it)| (it.name.clone(), full.values(index).to_f32())));
     }
     pass.finish()?;
-    evaluation.mean(0.0, 1)?;
+    evaluation.finish()?;
     Ok(seen)
 }
 
