@@ -41,7 +41,7 @@ pub trait Optimizer {
     /// Errors of [`ShardedModel::update_by`].
     fn step(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {
         let mut this = self;
-        model.update_by(gradients, [(&mut this, |_| true)])
+        model.update_by(gradients, [(&mut this, &|_| true)])
     }
 
     /// Returns whether ranks of the shard group exchange data in an update.
@@ -146,8 +146,9 @@ impl<O: Optimizer + ?Sized> Optimizer for &mut O {
     }
 }
 
-/// An optimizer of an update, and the test of whether it updates a parameter.
-pub type Selected<'a> = (&'a mut dyn Optimizer, fn(&Param) -> bool);
+/// An optimizer of an update, and the test of whether it updates a parameter. The test may capture
+/// variables, and has the same results on all ranks.
+pub type Selected<'a> = (&'a mut dyn Optimizer, &'a dyn Fn(&Param) -> bool);
 
 /// Consecutive elements of one parameter in this rank's shard, with their gradient: a piece of the
 /// shard, or a part of a piece that stays in the cache while it is divided and updated.
@@ -331,10 +332,10 @@ impl Assignment {
     ///
     /// # Errors
     /// [`Error::Options`] with the name of a parameter that no optimizer selects, or more than one.
-    pub(super) fn new(
+    pub(super) fn new<'a>(
         context: &Context,
         kinds: Vec<Option<&'static str>>,
-        selects: impl Iterator<Item = fn(&Param) -> bool> + Clone,
+        selects: impl Iterator<Item = &'a dyn Fn(&Param) -> bool> + Clone,
     ) -> Result<Self, Error> {
         let mut of = vec![NONE; context.parameters()];
         for (id, param) in context.plan.spec().params() {

@@ -37,11 +37,9 @@ use crate::options::allowed::Allowed;
 /// use hsdp::prelude::*;
 /// # fn step(model: &mut ShardedModel, gradients: hsdp::Gradients) -> Result<(), hsdp::Error> {
 /// let is_matrix = |param: &Param| param.name.contains("layers") && param.as_matrices().is_some();
-/// let the_rest =
-///     |param: &Param| !(param.name.contains("layers") && param.as_matrices().is_some());
 /// let mut muon = hsdp::Muon::new(model, hsdp::MuonOptions::default());
 /// let mut adamw = AdamW::new(model, AdamWOptions::default());
-/// model.update_by(gradients, [(&mut muon, is_matrix), (&mut adamw, the_rest)])?;
+/// model.update_by(gradients, [(&mut muon, &is_matrix), (&mut adamw, &|it| !is_matrix(it))])?;
 /// # Ok(())
 /// # }
 /// ```

@@ -37,9 +37,9 @@ impl ShardedModel {
     /// # fn step(model: &mut ShardedModel, gradients: hsdp::Gradients) -> Result<(), hsdp::Error> {
     /// let mut sgd = Sgd::new(model, SgdOptions::default());
     /// let mut adamw = AdamW::new(model, AdamWOptions::default());
-    /// let is_matrix = |param: &Param| param.shape.len() == 2;
-    /// let the_rest = |param: &Param| param.shape.len() != 2;
-    /// model.update_by(gradients, [(&mut sgd, is_matrix), (&mut adamw, the_rest)])?;
+    /// let heads = ["policy", "value"];
+    /// let is_head = |param: &Param| heads.contains(&param.name.as_str());
+    /// model.update_by(gradients, [(&mut sgd, &is_head), (&mut adamw, &|it| !is_head(it))])?;
     /// # Ok(())
     /// # }
     /// ```

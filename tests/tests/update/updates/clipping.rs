@@ -222,7 +222,7 @@ fn a_limit_without_effect_changes_no_bit() {
     };
     let both = |by: &mut (Muon, AdamW), model: &mut ShardedModel, it: Gradients| {
         let (muon, adamw) = by;
-        model.update_by(it, [(muon, |it| it.shape.len() == 2), (adamw, |it| it.shape.len() != 2)])
+        model.update_by(it, [(muon, &|it| it.shape.len() == 2), (adamw, &|it| it.shape.len() != 2)])
     };
     for mesh in meshes([(1, 1), (1, 2), (2, 2)]) {
         let plain = clipped(mesh, &[Call::Clip(0.5)], muon, both);
