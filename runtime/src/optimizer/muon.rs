@@ -12,7 +12,7 @@ pub use self::options::{MuonOptions, RateScale};
 use crate::error::Error;
 use crate::optimizer::exchange::{OnOwner, Staged};
 use crate::optimizer::grouped::Grouped;
-use crate::optimizer::interface::{DeviceRun, Run};
+use crate::optimizer::interface::{ClippedGradient, DeviceRun, Run};
 use crate::optimizer::rule::{MOMENTUM_KINDS, Rule, RuleExchange, RunState, Setting, choice};
 use crate::optimizer::state::OptimizerState;
 use crate::options::allowed::Allowed;
@@ -107,7 +107,8 @@ impl Rule for MuonOptions {
     }
 
     fn update(&self, _: u64, run: Run<'_>, RunState { state, .. }: RunState<'_>) {
-        let Run { unit, piece, parameters, gradient, clip } = run;
+        let Run { unit, piece, parameters, gradient } = run;
+        let ClippedGradient { values: gradient, clip } = gradient;
         let OptimizerState { kinds, exchange, staged, .. } = state;
         let exchange = exchange.as_ref().expect(EXCHANGES);
         let momentum = kinds[0].of_run_mut(unit, &piece);

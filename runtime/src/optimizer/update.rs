@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::model::updates::{Average, Moved, Updates};
 use crate::optimizer::interface::{
-    Assignment, DeviceRun, Optimizer, Run, Selected, Update, Updating,
+    Assignment, ClippedGradient, DeviceRun, Optimizer, Run, Selected, Update, Updating,
 };
 use crate::persist::checkpointed::ONE_OF_EACH_KIND;
 use crate::state::context::Context;
@@ -303,8 +303,9 @@ impl ShardUpdate for UnitUpdate<'_, '_, '_> {
                         clipped
                     }
                 };
+                let gradient = ClippedGradient { values: gradient, clip };
                 let mut update = |parameters: &mut [f32]| {
-                    optimizer.update(Run { unit, piece, parameters, gradient, clip });
+                    optimizer.update(Run { unit, piece, parameters, gradient });
                 };
                 match &mut moved {
                     Some(moved) => moved.measure(number, parameters, update),

@@ -171,6 +171,7 @@ table!(RUNTIME {
     hsdp::Ema: Send Sync Unpin,
     hsdp::AdamWOptions: Send Sync Unpin,
     hsdp::Allowed: Send Sync Unpin,
+    hsdp::ClippedGradient<'static>: Send Sync Unpin,
     hsdp::DeviceRun<'static>: Send Sync Unpin,
     hsdp::DynamicScale: Send Sync Unpin,
     hsdp::Evaluation<'static>: Send Sync Unpin,
