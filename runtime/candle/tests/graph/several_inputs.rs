@@ -23,7 +23,7 @@ use crate::common::{
 
 const MESHES: [&str; 3] = ["1x1", "2x2", "1x4"];
 const STEPS: usize = 3;
-const LEARNING_RATE: f64 = 0.5;
+const LEARNING_RATE: f32 = 0.5;
 
 /// Runs the units of a model, all of them with a second run in the backward, or none.
 #[derive(Clone, Copy)]
@@ -78,7 +78,7 @@ fn trained_by_candle(spec: &ModelSpec, mesh: Mesh, loss: Loss) -> (Vec<f64>, Nam
         for (name, gradient) in mean(mesh, &parts) {
             let parameter = all.get_mut(&name).expect("a parameter");
             for (value, gradient) in parameter.iter_mut().zip(gradient) {
-                *value -= LEARNING_RATE as f32 * gradient;
+                *value -= LEARNING_RATE * gradient;
             }
         }
     }
@@ -94,7 +94,7 @@ fn trained(
 ) -> (Vec<f64>, Named) {
     let options = ModelOptions { unused: Unused::Zeros, ..ModelOptions::on(mesh) };
     let mut model = sharded_with(world, spec.clone(), options);
-    let plain = SgdOptions { learning_rate: LEARNING_RATE, ..SgdOptions::default() };
+    let plain = SgdOptions { learning_rate: LEARNING_RATE.into(), ..SgdOptions::default() };
     let mut sgd = Sgd::new(&model, plain);
     let mut losses = Vec::new();
     for _ in 0..STEPS {
