@@ -1,7 +1,7 @@
 //! The custom ops that tie a unit's forward to the runtime.
 //!
 //! ```text
-//!   input --AfterBackward--+--> InputOp -----------------+   (an InputOp for each input, in a chain)
+//!   input --AfterBackward--+--> InputOp (of each input) -+
 //!                          |                             v
 //!                          +---> forward --------> BeforeBackward --> output
 //!                                   ^
@@ -20,10 +20,9 @@
 //! not depend on is not in the chain, so that parameters before it do not seem to be trained.
 //!
 //! A recomputed unit is one op, [`RecomputeOp`](crate::recompute::RecomputeOp), whose parent is the
-//! chain. Its backward runs a backward of its own, which [`IdentityOp::Seed`] begins, and leaves the
-//! gradient of each input to the input's `InputOp`. As these are the only tensors before the op,
-//! candle comes to each of them after the op and before its input, whatever else depends on that
-//! input.
+//! chain. Its backward runs a backward of its own, which [`IdentityOp::Seed`] begins, and leaves
+//! the gradient of each input to the input's `InputOp`. Only the op depends on the chain, so candle
+//! comes to each `InputOp` after the op and before its input, whatever else depends on that input.
 
 use std::sync::Arc;
 

@@ -29,11 +29,11 @@ use crate::zeros::{self, CutInput, UnitCuts, ZeroSearch};
 /// needed. On a [batch](hsdp::Evaluation::batch) of an evaluation it is a forward alone, which
 /// makes no graph and ends with [`finish`](Self::finish).
 ///
-/// [`unit`](crate::UnitsExt::unit) gathers a unit's parameters, runs its forward on them, and frees them.
-/// [`backward`](Self::backward) gathers them again unit by unit, and reduces their gradients as
-/// soon as they are complete. [`recomputed`](crate::UnitsExt::recomputed) also drops the tensors that a
-/// forward makes, and the backward makes them again, unit by unit. A parameter that is read twice,
-/// by one unit or by several, is one tensor.
+/// [`unit`](crate::UnitsExt::unit) gathers a unit's parameters, runs its forward on them, and frees
+/// them. [`backward`](Self::backward) gathers them again unit by unit, and reduces their gradients
+/// as soon as they are complete. [`recomputed`](crate::UnitsExt::recomputed) also drops the tensors
+/// that a forward makes, and the backward makes them again, unit by unit. A parameter that is read
+/// twice, by one unit or by several, is one tensor.
 ///
 /// A unit must be marked [`keep`](hsdp_sharding::Unit::keep) if it runs more than once in a
 /// forward, or if another unit reads one of its parameters (by a tied name, say).
@@ -156,9 +156,9 @@ impl<'step> Pass<'step> {
         Ok(output)
     }
 
-    /// Returns the inputs of a use with the hooks that watch them. A pass that looks for cuts makes
-    /// tensors of several inputs, which one use alone has: an output may depend on a skip connection
-    /// through another input.
+    /// Returns the inputs of a use with the hooks that watch them. A pass that looks for cuts gives
+    /// several inputs new tensors: the output may depend on a skip connection through another
+    /// input.
     fn hooked(&self, inputs: &[Tensor], usage: &Arc<UnitUsage>) -> Result<Vec<Tensor>, Error> {
         let hooked = |input: &Tensor| match self.watch {
             _ if !is_differentiated(input) => Ok(input.clone()),
