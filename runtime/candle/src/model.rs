@@ -110,9 +110,11 @@ pub trait UnitsExt: Units {
     ///
     /// A value computed from a parameter must leave the unit as its output: on a
     /// [`Pass`](crate::Pass) the parameters are freed when this method returns, and an op that
-    /// reads one fails with [`Error::Resharded`](crate::Error::Resharded). A pass waits for a gather over
-    /// the shard group, which all its ranks issue in the plan's order. If it fails, the other ranks
-    /// get its error, with this rank and the unit, when the step is dropped.
+    /// reads one fails with [`Error::Resharded`](crate::Error::Resharded).
+    ///
+    /// A pass waits for a gather over the shard group, which all its ranks issue in the plan's
+    /// order. If it fails, the other ranks get its error, with this rank and the unit, when the
+    /// step is dropped.
     ///
     /// # Errors
     /// [`DeclarationError::UnknownUnit`](crate::DeclarationError::UnknownUnit), the error that
