@@ -436,7 +436,7 @@ table!(GPT {
 });
 
 /// Traits, and closures that are borrowed: what stands behind them says for itself.
-const TRAITS: [&str; 27] = [
+const TRAITS: [&str; 29] = [
     "Adds",
     "Along",
     "Carrier",
@@ -463,7 +463,9 @@ const TRAITS: [&str; 27] = [
     "Reduces",
     "Sink",
     "Sliced",
+    "UnitInputs",
     "Units",
+    "UnitsExt",
 ];
 
 #[test]
