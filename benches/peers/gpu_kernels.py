@@ -83,7 +83,7 @@ def pieces(count, dtypes, len, device):
 
 
 def foreach_copy(count, dtypes, flat):
-    """Gradients into the parts of a flat buffer, cast; and the way back, with the two exchanged."""
+    """Gradients into the parts of a flat buffer, cast."""
 
     def make(len, device):
         sources = pieces(count, dtypes, len, device)
@@ -91,17 +91,6 @@ def foreach_copy(count, dtypes, flat):
         parts = list(target.split(sources[0].numel()))
         return Case(lambda: torch._foreach_copy_(parts, sources), bytes_of(target, *sources),
                     lambda: [target], lambda: [torch.cat([it.to(flat) for it in sources])])
-
-    return make
-
-
-def foreach_copy_back(count, dtypes, flat):
-    def make(len, device):
-        targets = pieces(count, dtypes, len, device)
-        source = numbers(flat, sum(it.numel() for it in targets), 7, device)
-        parts = list(source.split(targets[0].numel()))
-        return Case(lambda: torch._foreach_copy_(targets, parts), bytes_of(source, *targets),
-                    lambda: targets, lambda: [part.to(it.dtype) for part, it in zip(parts, targets)])
 
     return make
 
@@ -114,19 +103,6 @@ def chunk_cat(count, dtype, flat):
         target = torch.full((CHUNKS, sum(it.numel() for it in sources) // CHUNKS), math.nan, dtype=flat, device=device)
         return Case(lambda: torch._chunk_cat(sources, dim=0, num_chunks=CHUNKS, out=target), bytes_of(target, *sources),
                     lambda: [target], lambda: [torch.cat(sources, dim=1).to(flat)])
-
-    return make
-
-
-def split_with_sizes_copy(count, dtype):
-    """What FSDP2 unpacks with."""
-
-    def make(len, device):
-        targets = [it.view(CHUNKS, -1) for it in pieces(count, [dtype], len, device)]
-        sizes = [it.shape[1] for it in targets]
-        source = numbers(dtype, CHUNKS * sum(sizes), 7, device).view(CHUNKS, -1)
-        return Case(lambda: torch.split_with_sizes_copy(source, sizes, dim=1, out=targets), bytes_of(source, *targets),
-                    lambda: targets, lambda: list(source.split(sizes, dim=1)))
 
     return make
 
@@ -210,11 +186,8 @@ CASES = {
 for kinds, said in [([F32], "f32"), ([BF16], "bf16"), ([F32, BF16], "mixed")]:
     for wire, to in [(BF16, "bf16"), (F32, "f32")]:
         CASES[f"_foreach_copy_ {MANY} x {said} to {to}"] = foreach_copy(MANY, kinds, wire)
-        CASES[f"_foreach_copy_ {MANY} x {said} from {to}"] = foreach_copy_back(MANY, kinds, wire)
 for (kind, said), (wire, to) in itertools.product([(F32, "f32"), (BF16, "bf16")], repeat=2):
     CASES[f"_chunk_cat {MANY} x {said} to {to}"] = chunk_cat(MANY, kind, wire)
-for kind, said in [(BF16, "bf16"), (F32, "f32")]:
-    CASES[f"split_with_sizes_copy {MANY} x {said}"] = split_with_sizes_copy(MANY, kind)
 
 
 def row(case, calls):

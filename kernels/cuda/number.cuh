@@ -244,12 +244,6 @@ __device__ __forceinline__ void read_any(float (&values)[WIDTH], u64 from, u32 d
     else read<BFloat16>(values, (const u16*)from + offset, count);
 }
 
-__device__ __forceinline__ void write_any(u64 to, u32 dtype, u64 offset, const float (&values)[WIDTH], u64 count) {
-    if (dtype == F32) write<Float32>((float*)to + offset, values, count);
-    else if (dtype == F16) write<Float16>((u16*)to + offset, values, count);
-    else write<BFloat16>((u16*)to + offset, values, count);
-}
-
 // The index of the last of `count` entries that starts at `at` or before, or 0.
 template <typename Entry>
 __device__ __forceinline__ u64 first_entry(const Entry* entries, u64 count, u64 at) {

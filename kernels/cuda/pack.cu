@@ -1,4 +1,4 @@
-// Copies of many parameters of different dtypes to and from one flat buffer, in one launch.
+// Copies of many gradients of different dtypes into one flat buffer, in one launch.
 
 // The largest number of parameters of one launch. Their table is an argument, and all arguments together may take 4 KiB.
 #define MOST_PARAMS 120
@@ -100,37 +100,10 @@ __device__ __forceinline__ void pack(const Params& table, typename Wire::Stored*
     note(where, least_found);
 }
 
-// parameters = flat[begin..end], cast.
-template <typename Wire>
-__device__ __forceinline__ void unpack(const Params& table, const typename Wire::Stored* flat, u64 begin, u64 end) {
-    Cursor cursor(table, begin);
-    auto quick = [&](u64 first, u64 at) {
-        if (cursor.move_to(first) < DEPTH * row_of_block()) return ALL_VECTORS;
-        const Param& param = cursor.own();
-        u64 address = param.address, offset = at - param.start;
-        const Scale same = {1.0f, NONE};
-        if (param.dtype == F32) return cast_tile<Wire, Float32>((float*)address + offset, flat + at, same);
-        if (param.dtype == F16) return cast_tile<Wire, Float16>((u16*)address + offset, flat + at, same);
-        return cast_tile<Wire, BFloat16>((u16*)address + offset, flat + at, same);
-    };
-    each_tile(begin, end, quick, [&](u64 at) {
-        u64 left = cursor.move_to(at);
-        if (left == 0) return;
-        const Param& param = cursor.own();
-        float values[WIDTH];
-        read<Wire>(values, flat + at, end - at);
-        write_any(param.address, param.dtype, at - param.start, values, least(left, end - at));
-    });
-}
-
 #define PACK(name, Wire)                                                                                             \
     extern "C" __global__ void pack_##name(const __grid_constant__ Params table, Wire::Stored* flat, u64 begin,      \
                                            u64 end, Scale scale, Note where) {                                       \
         pack<Wire>(table, flat, begin, end, scale, where);                                                           \
-    }                                                                                                                \
-    extern "C" __global__ void unpack_##name(const __grid_constant__ Params table, const Wire::Stored* flat,         \
-                                             u64 begin, u64 end) {                                                   \
-        unpack<Wire>(table, flat, begin, end);                                                                       \
     }
 
 PACK(f32, Float32)

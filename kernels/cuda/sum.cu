@@ -109,6 +109,15 @@ __device__ __forceinline__ void narrow(typename Wire::Stored* target, const floa
     }
 }
 
+// target = source, in f32.
+extern "C" __global__ void widen(float* target, const BFloat16::Stored* source, u64 len) {
+    for (u64 at = thread_number() * WIDTH; at < len; at += thread_count() * WIDTH) {
+        float values[WIDTH];
+        read<BFloat16>(values, source + at, len - at);
+        write<Float32>(target + at, values, len - at);
+    }
+}
+
 #define SUM(name, Wire)                                                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS) sum_##name(const __grid_constant__ Members members, float* target, u64 len,           \
                                           Scale scale, u32 fold, Note where) {                                       \

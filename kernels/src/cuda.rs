@@ -10,7 +10,7 @@
 //! | casts | [`cast`](crate::cast) | [`Stream::narrow`] |
 //! | norm, check | [`squared_norm`](crate::squared_norm), [`first_non_finite`](crate::first_non_finite) | [`Stream::inspect`] |
 //! | updates | [`update_in_blocks`](crate::update_in_blocks) | [`Stream::adamw`], [`Stream::sgd`], [`Stream::lion`], [`Stream::muon`] |
-//! | products of matrices | [`matmul`](crate::matmul) | [`MatrixProduct`], of which [`Cublas`] is one |
+//! | products of matrices | [`matmul`](crate::matmul) | [`Cublas::multiply`] |
 //! | the orthogonalization of Muon | [`NewtonSchulz`](crate::NewtonSchulz) | [`Stream::orthogonalize`] |
 //!
 //! The driver is loaded at run time, by the first call of [`Device::new`] or [`Device::count`].
@@ -50,7 +50,7 @@ pub use self::driver::{HAS_DEVICES, compile};
 pub use self::error::CudaError;
 pub use self::launch::{FirstFound, Noted, Notes, WhatWasNoted};
 pub use self::newton_schulz::NewtonSchulzBuffers;
-pub use self::product::{Cublas, DeviceMatrix, DeviceMatrixMut, MatrixProduct, Product, Stored};
+pub use self::product::{Cublas, DeviceMatrix, DeviceMatrixMut, Product, Stored};
 pub use self::stream::{Apart, IssueGuard, Moment, Stream, Together};
 pub use self::update::{DeviceUpdate, PartOfMatrix, PieceOfStep};
-pub use self::wire::{Packed, Seen, Unpacked};
+pub use self::wire::{Packed, Seen};

@@ -6,7 +6,7 @@ use hsdp_sharding::DType;
 
 use crate::case::Case;
 use crate::inspect::Inspect;
-use crate::pack::{Pack, Shape, Unpack};
+use crate::pack::{Pack, Shape};
 use crate::source::Source;
 use crate::sum::{Members, Narrow, Sum};
 use crate::update::{Rule, Update};
@@ -28,7 +28,7 @@ const MIXED: &[DType] = &[DType::F32, DType::BF16];
 const MANY: usize = 100;
 
 pub(crate) fn all() -> Vec<Named> {
-    packs().chain(unpacks()).chain(sums()).chain(others()).chain(updates()).collect()
+    packs().chain(sums()).chain(others()).chain(updates()).collect()
 }
 
 fn packs() -> impl Iterator<Item = Named> {
@@ -40,20 +40,6 @@ fn packs() -> impl Iterator<Item = Named> {
         let Shape { count, flat, .. } = shape;
         let name = format!("pack {count} x {} to {flat}", of(shape));
         named(name, move |source, len| Pack::new(source, shape, len))
-    })
-}
-
-fn unpacks() -> impl Iterator<Item = Named> {
-    let shapes = [
-        Shape { count: 1, dtypes: BF16, flat: DType::BF16 },
-        Shape { count: MANY, dtypes: BF16, flat: DType::BF16 },
-        Shape { count: MANY, dtypes: F32, flat: DType::F32 },
-        Shape { count: MANY, dtypes: MIXED, flat: DType::F32 },
-    ];
-    shapes.into_iter().map(|shape| {
-        let Shape { count, flat, .. } = shape;
-        let name = format!("unpack {count} x {} from {flat}", of(shape));
-        named(name, move |source, len| Unpack::new(source, shape, len))
     })
 }
 

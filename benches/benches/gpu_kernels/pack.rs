@@ -1,6 +1,6 @@
-//! Many parameters to and from one flat buffer.
+//! Many gradients into one flat buffer.
 
-use hsdp_kernels::cuda::{CudaError, DeviceBuffer, Noted, Notes, Packed, Stream, Unpacked};
+use hsdp_kernels::cuda::{CudaError, DeviceBuffer, Noted, Notes, Packed, Stream};
 use hsdp_kernels::{Divisor, HostBuffer};
 use hsdp_sharding::DType;
 
@@ -80,46 +80,6 @@ impl Case for Pack {
             hsdp_kernels::pack(expected.values_mut().slice(range), values.values(), pre());
         }
         source.compare(&self.flat, &expected, "what was packed")
-    }
-}
-
-/// [`Stream::unpack`].
-pub(crate) struct Unpack {
-    flat: DeviceBuffer,
-    parameters: Params,
-}
-
-impl Unpack {
-    pub(crate) fn new(source: &Source<'_>, shape: Shape, len: usize) -> Result<Self, CudaError> {
-        let parameters = Params::new(source, shape, len)?;
-        // Not the numbers that are in the parameters already.
-        let flat = source.device(shape.flat, 1, parameters.elements())?;
-        Ok(Self { flat, parameters })
-    }
-}
-
-impl Case for Unpack {
-    fn bytes(&self) -> usize {
-        self.parameters.bytes() + self.flat.len() * self.flat.dtype().size_bytes()
-    }
-
-    fn issue(&mut self, stream: &Stream, launches: u32) -> Result<(), CudaError> {
-        (0..launches).try_for_each(|_| {
-            let all = self.parameters.0.iter_mut();
-            let mut all: Vec<_> =
-                all.map(|(start, parameter)| Unpacked { parameter, start: *start }).collect();
-            stream.unpack(&self.flat, &mut all)
-        })
-    }
-
-    fn check(&self, source: &Source<'_>) -> Result<(), Failure> {
-        for (start, parameter) in &self.parameters.0 {
-            let values = host(self.flat.dtype(), start + 1, parameter.len()).values().to_f32();
-            let mut expected = zeros(parameter);
-            hsdp_kernels::cast(expected.values_mut(), &values);
-            source.compare(parameter, &expected, &format!("the parameter from {start}"))?;
-        }
-        Ok(())
     }
 }
 

@@ -35,7 +35,7 @@ impl GroupId {
     #[must_use]
     pub fn pair(self, from: Rank, to: Rank) -> Self {
         let words = [self.0, u64::from(from.get()), u64::from(to.get())];
-        Self(xxh3_64(words.map(u64::to_ne_bytes).as_flattened()))
+        Self(xxh3_64(words.map(u64::to_le_bytes).as_flattened()))
     }
 
     /// The identity of this group without `absent`, as long as they are.

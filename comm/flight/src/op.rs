@@ -1,16 +1,17 @@
 //! The operations, the reductions and the channels: enums that go by names in texts and in JSON,
 //! and by numbers in bytes.
 
-/// An enum: `Name, "what it is" { Variant = "its name", ... }`.
+/// Makes an enum: `Name { Variant = "its name", ... }`.
 macro_rules! names {
     (
         $(#[$doc:meta])*
-        $name:ident, $what:literal {
+        $name:ident {
             $($(#[$variant_doc:meta])* $variant:ident = $text:literal,)*
         }
     ) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[derive(serde::Serialize, serde::Deserialize)]
         pub enum $name {
             $($(#[$variant_doc])* #[serde(rename = $text)] $variant,)*
         }
@@ -33,28 +34,12 @@ macro_rules! names {
                 f.pad(self.name())
             }
         }
-
-        impl<'de> serde::Deserialize<'de> for $name {
-            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                use serde::de::{Error, Unexpected};
-
-                if !deserializer.is_human_readable() {
-                    let number = u32::deserialize(deserializer)?;
-                    let found = Unexpected::Unsigned(number.into());
-                    let numbered = Self::ALL.get(number as usize).copied();
-                    return numbered.ok_or_else(|| D::Error::invalid_value(found, &$what));
-                }
-                let text = String::deserialize(deserializer)?;
-                let named = Self::ALL.into_iter().find(|it| it.name() == text);
-                named.ok_or_else(|| D::Error::invalid_value(Unexpected::Str(&text), &$what))
-            }
-        }
     };
 }
 
 names! {
     /// A kind of operation.
-    Op, "an operation" {
+    Op {
         /// Every member gets the elements of all members, in member order.
         AllGather = "all_gather",
         /// Member `i` gets the reduction of the `i`-th parts of all members.
@@ -86,7 +71,7 @@ names! {
     /// The way in which an operation combines the members' elements, always in member order.
     ///
     /// f16 and bf16 are combined in f32 and rounded once; integers wrap around.
-    Reduction, "a reduction" {
+    Reduction {
         /// The sum.
         Sum = "sum",
         /// The sum, divided by the number of members. Floating-point dtypes only.
@@ -105,7 +90,7 @@ names! {
     ///
     /// Gathers and reductions are two channels, so neither queues behind the other. Operations of
     /// users can never meet operations of the runtime.
-    Channel, "a channel" {
+    Channel {
         /// Gathers of parameters.
         Gather = "gather",
         /// Reductions of gradients over the shard group.

@@ -128,7 +128,7 @@ pub struct FlightEntry {
 
 names! {
     /// The state of an operation.
-    FlightState, "a state" {
+    FlightState {
         /// It is in progress: members are missing, or its work is not done.
         Issued = "issued",
         /// It is complete.
@@ -197,9 +197,6 @@ impl fmt::Display for FlightEntry {
 /// The version of the text. It goes up when a reader of the former version would misunderstand it.
 const VERSION: u64 = 1;
 
-/// Longer texts are refused: many times the text of the largest ring.
-const MAX_BYTES: u64 = 64 << 20;
-
 /// Records of larger worlds are refused: an explanation takes memory for each rank.
 const MAX_SIZE: usize = 1 << 20;
 
@@ -220,14 +217,6 @@ pub enum FlightError {
         found: u64,
         /// The one that can be read.
         known: u64,
-    },
-    /// It is too long to be read.
-    #[error("a flight record of {bytes} bytes; at most {limit} are read")]
-    TooLong {
-        /// Its length.
-        bytes: u64,
-        /// The largest length.
-        limit: u64,
     },
 }
 
@@ -257,13 +246,9 @@ impl FlightRecord {
     /// Reads a record that [`to_json`](Self::to_json) has written.
     ///
     /// # Errors
-    /// [`FlightError::TooLong`], [`FlightError::Version`], or [`FlightError::Malformed`] with line
-    /// and column, or with the numbers that do not fit together.
+    /// [`FlightError::Version`], or [`FlightError::Malformed`] with line and column, or with the
+    /// numbers that do not fit together.
     pub fn from_json(text: &str) -> Result<Self, FlightError> {
-        let bytes = text.len() as u64;
-        if bytes > MAX_BYTES {
-            return Err(FlightError::TooLong { bytes, limit: MAX_BYTES });
-        }
         let RecordVersion { version } = parsed(text)?;
         if version != VERSION {
             return Err(FlightError::Version { found: version, known: VERSION });

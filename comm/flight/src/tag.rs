@@ -110,7 +110,7 @@ impl fmt::Display for Tag {
 names! {
     /// The stage of a step that an operation belongs to.
     #[derive(Default)]
-    Stage, "a stage" {
+    Stage {
         /// Before the first step: comparing plans, initial values and replicas.
         Setup = "setup",
         /// The header that begins a step or a microbatch.
@@ -226,7 +226,7 @@ impl fmt::Display for ModelLabel {
 
 names! {
     /// The kind of a [`Part`].
-    PartKind, "a kind of part" {
+    PartKind {
         /// The averaged parameters that stand in for the model's own. The averages that exist are
         /// numbered from 1.
         Average = "average",

@@ -203,7 +203,9 @@ fn another_version_is_refused_by_both_numbers() {
 
 #[test]
 fn what_is_wrong_is_said_with_its_place() {
-    assert!(refused(r#""op":"barrier""#, r#""op":"barriere""#).contains("an operation"));
+    assert!(
+        refused(r#""op":"barrier""#, r#""op":"barriere""#).contains("unknown variant `barriere`")
+    );
     let said = refused(r#""version":1,"#, "");
     assert!(said.starts_with("not a flight record: missing field `version`"), "{said}");
     assert!(refused(r#""step":7"#, r#""step":-7"#).contains("line 1 column"));
@@ -222,12 +224,6 @@ fn what_is_wrong_is_said_with_its_place() {
         let error = FlightRecord::from_json(garbage).expect_err("garbage");
         assert!(matches!(error, FlightError::Malformed { .. }), "{error}");
     }
-}
-
-#[test]
-fn a_text_that_is_too_long_is_not_read() {
-    let error = FlightRecord::from_json(&" ".repeat((64 << 20) + 1)).expect_err("too long");
-    assert_eq!(error.to_string(), "a flight record of 67108865 bytes; at most 67108864 are read");
 }
 
 #[test]

@@ -127,12 +127,9 @@ impl Device {
     /// [`CudaError::MissingLibrary`] if NVRTC cannot be loaded; [`CudaError::Compile`] if the
     /// kernels do not compile; [`CudaError::Driver`] if a call of the driver fails.
     pub fn prepare(&self) -> Result<(), CudaError> {
-        self.shared()
-            .kernels
-            .get_or_init(|| self.0.load(&NAMES))
-            .as_ref()
-            .map(drop)
-            .map_err(Clone::clone)
+        // All kernels are loaded with the first, whichever it is.
+        self.kernel(CudaKernel::InspectBlocks)?;
+        Ok(())
     }
 
     /// Returns the pool's spare memory to the driver, for other libraries. Blocks that an operation
@@ -226,7 +223,6 @@ impl<T> Once<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CudaKernel {
     Pack(Wire),
-    Unpack(Wire),
     Sum(Wire),
     Narrow(Wire),
     AdamW(Cast),
@@ -237,6 +233,7 @@ pub(super) enum CudaKernel {
     InspectBlocks,
     Normalize(MatrixDType),
     MuonDirection,
+    Widen,
 }
 
 /// The dtype to which updated parameters are cast; `Alone` without a cast.
@@ -249,9 +246,8 @@ pub(super) enum Cast {
 
 /// The name of each kernel, at its index.
 #[rustfmt::skip]
-pub(super) const NAMES: [&str; 30] = [
+pub(super) const NAMES: [&str; 28] = [
     "pack_f32", "pack_f16", "pack_bf16",
-    "unpack_f32", "unpack_f16", "unpack_bf16",
     "sum_f32", "sum_f16", "sum_bf16",
     "narrow_f32", "narrow_f16", "narrow_bf16",
     "adamw_alone", "adamw_f16", "adamw_bf16",
@@ -260,6 +256,7 @@ pub(super) const NAMES: [&str; 30] = [
     "muon_alone", "muon_f16", "muon_bf16",
     "inspect_f32", "inspect_bf16", "inspect_blocks",
     "normalize_f32", "normalize_bf16", "muon_direction",
+    "widen",
 ];
 
 impl CudaKernel {
@@ -267,17 +264,17 @@ impl CudaKernel {
     pub(super) fn index(self) -> usize {
         let (row, column) = match self {
             Self::Pack(wire) => (0, wire as usize),
-            Self::Unpack(wire) => (1, wire as usize),
-            Self::Sum(wire) => (2, wire as usize),
-            Self::Narrow(wire) => (3, wire as usize),
-            Self::AdamW(cast) => (4, cast as usize),
-            Self::Sgd(cast) => (5, cast as usize),
-            Self::Lion(cast) => (6, cast as usize),
-            Self::Muon(cast) => (7, cast as usize),
-            Self::Inspect(dtype) => (8, dtype as usize),
-            Self::InspectBlocks => (8, 2),
-            Self::Normalize(dtype) => (9, dtype as usize),
-            Self::MuonDirection => (9, 2),
+            Self::Sum(wire) => (1, wire as usize),
+            Self::Narrow(wire) => (2, wire as usize),
+            Self::AdamW(cast) => (3, cast as usize),
+            Self::Sgd(cast) => (4, cast as usize),
+            Self::Lion(cast) => (5, cast as usize),
+            Self::Muon(cast) => (6, cast as usize),
+            Self::Inspect(dtype) => (7, dtype as usize),
+            Self::InspectBlocks => (7, 2),
+            Self::Normalize(dtype) => (8, dtype as usize),
+            Self::MuonDirection => (8, 2),
+            Self::Widen => (9, 0),
         };
         3 * row + column
     }
@@ -307,7 +304,6 @@ mod tests {
         for (wire, end) in WIRES {
             let kernels = [
                 (CudaKernel::Pack(wire), "pack"),
-                (CudaKernel::Unpack(wire), "unpack"),
                 (CudaKernel::Sum(wire), "sum"),
                 (CudaKernel::Narrow(wire), "narrow"),
             ];
@@ -331,6 +327,7 @@ mod tests {
         }
         all.push((CudaKernel::InspectBlocks, "inspect_blocks".to_owned()));
         all.push((CudaKernel::MuonDirection, "muon_direction".to_owned()));
+        all.push((CudaKernel::Widen, "widen".to_owned()));
         all
     }
 

@@ -1,4 +1,4 @@
-//! The orthogonalization of matrices by products of another library.
+//! The orthogonalization of matrices by products of cuBLAS.
 
 use std::mem;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use super::buffer::DeviceBuffer;
 use super::device::{CudaKernel, Device};
 use super::error::CudaError;
 use super::launch::Launch;
-use super::product::{DeviceMatrix, DeviceMatrixMut, MatrixProduct, Product, Stored};
+use super::product::{Cublas, DeviceMatrix, DeviceMatrixMut, Product, Stored};
 use super::stream::Stream;
 use super::wire::PARTIAL;
 use crate::memory::{self, Category};
@@ -37,9 +37,10 @@ pub struct NewtonSchulzBuffers {
 }
 
 impl NewtonSchulzBuffers {
-    /// Takes memory of a device for iterations in `dtype` on matrices of these sizes. The bytes of
-    /// all [`elements`](Self::elements) count in the [scope](crate::memory::scope) of this thread;
-    /// 8 KiB for the norm do not.
+    /// Takes memory of a device for iterations in `dtype` on matrices of these sizes: two squares of
+    /// the largest lesser size, and as many elements as the largest matrix has, in bf16 twice as
+    /// many. Their bytes count in the [scope](crate::memory::scope) of this thread; 8 KiB for the
+    /// norm do not.
     ///
     /// # Errors
     /// [`CudaError::Mismatch`] if a matrix has more than `usize::MAX` elements;
@@ -61,21 +62,6 @@ impl NewtonSchulzBuffers {
         let squares = of(DType::F32, PARTIAL, "the norm of a matrix")?;
         Ok(Self { dtype, gram, polynomial, next, rounded, squares })
     }
-
-    /// The number of elements of `dtype` that the buffers for matrices of these sizes have: twice
-    /// the largest square of a lesser size, and the largest number of elements of a matrix, in bf16
-    /// twice, too.
-    ///
-    /// # Panics
-    /// If the number exceeds `usize::MAX`.
-    #[must_use]
-    pub fn elements(dtype: MatrixDType, sizes: impl IntoIterator<Item = (usize, usize)>) -> usize {
-        let copies = if dtype == MatrixDType::BF16 { 2 } else { 1 };
-        let all = largest(sizes).ok().and_then(|(whole, square)| {
-            square.checked_mul(2)?.checked_add(whole.checked_mul(copies)?)
-        });
-        all.expect("a usize counts the elements of the buffers")
-    }
 }
 
 /// The most elements of a matrix, and the most of the square of a lesser size.
@@ -95,20 +81,19 @@ impl Stream {
     /// Replaces a matrix of f32 by its orthogonalization, as [`NewtonSchulz::orthogonalize`] does
     /// on the host. `buffers` are made for its size and for the dtype of the iterations.
     ///
-    /// Issues three products and two copies an iteration, and four launches or copies besides. It
-    /// does not wait. Products are rounded where the host rounds them, and are summed in another
-    /// order.
+    /// Issues products, copies and launches, and does not wait. Products are rounded where the host
+    /// rounds them, and are summed in another order.
     ///
     /// # Errors
     /// [`CudaError::Mismatch`] if the matrix is not in its buffer, if a buffer is too small, has
-    /// another dtype or is of another device; the errors of [`MatrixProduct::multiply`];
+    /// another dtype or is of another device; the errors of [`Cublas::multiply`];
     /// [`CudaError::Driver`] if a call of the driver fails.
     pub fn orthogonalize(
         &self,
         by: &NewtonSchulz,
         matrix: DeviceMatrixMut<'_>,
         buffers: &mut NewtonSchulzBuffers,
-        product: &mut dyn MatrixProduct,
+        cublas: &mut Cublas,
     ) -> Result<(), CudaError> {
         let range = check(by, &matrix, buffers)?;
         if range.is_empty() {
@@ -123,7 +108,7 @@ impl Stream {
             None => DeviceMatrixMut { buffer: &mut *matrix, start, rows, columns },
         };
         let x = [own, DeviceMatrixMut { buffer: next, start: 0, rows, columns }];
-        let mut iteration = DeviceIteration { stream: self, x, gram, polynomial, product };
+        let mut iteration = DeviceIteration { stream: self, x, gram, polynomial, cublas };
         let coefficients = by.coefficients.map(nearest_f32);
         (0..by.steps).try_for_each(|_| iteration.step(coefficients))?;
         let found = if by.steps.is_multiple_of(2) { rounded.as_ref() } else { Some(&*next) };
@@ -204,13 +189,13 @@ struct DeviceIteration<'a> {
     gram: &'a mut DeviceBuffer,
     /// B.
     polynomial: &'a mut DeviceBuffer,
-    product: &'a mut dyn MatrixProduct,
+    cublas: &'a mut Cublas,
 }
 
 impl DeviceIteration<'_> {
     /// A = X X^T; B = b A + c A A; X = a X + B X.
     fn step(&mut self, [a, b, c]: [f32; 3]) -> Result<(), CudaError> {
-        let Self { stream, x: [x, next], gram, polynomial, product } = self;
+        let Self { stream, x: [x, next], gram, polynomial, cublas } = self;
         let &mut DeviceMatrixMut { rows, columns, .. } = x;
         let short = rows.min(columns);
         let count = rows * columns;
@@ -218,13 +203,13 @@ impl DeviceIteration<'_> {
         let wide = if rows > columns { matrix.t() } else { matrix };
         let [left, right] = [wide, wide.t()];
         let of_gram = Product { target: gram, start: 0, left, right, take: 1.0, keep: 0.0 };
-        product.multiply(stream, of_gram)?;
+        cublas.multiply(stream, of_gram)?;
         let square = 0..short * short;
         polynomial.copy(stream, square.clone(), gram, square)?;
         let gram = by_rows(gram, 0, short, short);
         let target = &mut **polynomial;
         let squared = Product { target, start: 0, left: gram, right: gram, take: c, keep: b };
-        product.multiply(stream, squared)?;
+        cublas.multiply(stream, squared)?;
         let to = next.start..next.start + count;
         next.buffer.copy(stream, to, x.buffer, x.start..x.start + count)?;
         let b = by_rows(polynomial, 0, short, short);
@@ -232,7 +217,7 @@ impl DeviceIteration<'_> {
         let [left, right] = if rows > columns { [matrix, b.t()] } else { [b, matrix] };
         let start = next.start;
         let of_next = Product { target: next.buffer, start, left, right, take: 1.0, keep: a };
-        product.multiply(stream, of_next)?;
+        cublas.multiply(stream, of_next)?;
         mem::swap(x, next);
         Ok(())
     }

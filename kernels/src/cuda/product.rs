@@ -1,7 +1,4 @@
-//! Products of matrices in the memory of a device, the trait of libraries that compute them, and
-//! cuBLAS.
-
-use std::fmt;
+//! Products of matrices in the memory of a device, by cuBLAS.
 
 use hsdp_sharding::DType;
 
@@ -10,20 +7,6 @@ use super::device::{Architecture, Device};
 use super::error::CudaError;
 use super::stream::Stream;
 use crate::memory::{self, Category};
-
-/// A library that multiplies matrices in the memory of a device. [`Cublas`](super::Cublas) is one;
-/// a program may bring another.
-pub trait MatrixProduct: fmt::Debug + Send {
-    /// Issues a product on `stream`, through [`Stream::enqueue`]. Each element of the product is a
-    /// sum in f32 over products of two elements, in any order. It is multiplied, added and rounded
-    /// to the dtype of the target once.
-    ///
-    /// # Errors
-    /// [`CudaError::Mismatch`] if the matrices do not fit ([`Product::check`]);
-    /// [`CudaError::Library`] if a call of the library fails; [`CudaError::Driver`] if a call of
-    /// the driver fails.
-    fn multiply(&mut self, stream: &Stream, product: Product<'_>) -> Result<(), CudaError>;
-}
 
 /// A product of two matrices: `target = take * left right + keep * target`. All elements are f32,
 /// or all are bf16.
@@ -103,11 +86,9 @@ impl<'a> DeviceMatrix<'a> {
 }
 
 impl Product<'_> {
-    /// Checks that the matrices fit each other, and lie within their buffers.
-    ///
-    /// # Errors
-    /// [`CudaError::Mismatch`] if they do not, or if the buffers are not all of f32 or all of bf16.
-    pub fn check(&self) -> Result<(), CudaError> {
+    /// Checks that the matrices fit each other, lie within their buffers, and are all of f32 or all
+    /// of bf16.
+    fn check(&self) -> Result<(), CudaError> {
         let Self { left, right, .. } = self;
         let dtype = self.target.dtype();
         let buffer = &*self.target;
@@ -196,15 +177,16 @@ impl Cublas {
         let workspace = DeviceBuffer::new(device, DType::F32, elements, "cuBLAS's workspace")?;
         Ok(Self { workspace })
     }
-}
 
-/// The bytes of a workspace.
-fn workspace(architecture: Architecture) -> usize {
-    if architecture >= Architecture(90) { 32 << 20 } else { 4 << 20 }
-}
-
-impl MatrixProduct for Cublas {
-    fn multiply(&mut self, stream: &Stream, product: Product<'_>) -> Result<(), CudaError> {
+    /// Issues a product on `stream`, through [`Stream::enqueue`]. Each element of the product is a
+    /// sum in f32 over products of two elements, in any order. It is multiplied, added and rounded
+    /// to the dtype of the target once.
+    ///
+    /// # Errors
+    /// [`CudaError::Mismatch`] if the matrices do not fit each other, do not lie within their
+    /// buffers, or are not all of f32 or all of bf16; [`CudaError::Library`] if a call of cuBLAS
+    /// fails; [`CudaError::Driver`] if a call of the driver fails.
+    pub fn multiply(&mut self, stream: &Stream, product: Product<'_>) -> Result<(), CudaError> {
         product.check()?;
         let Product { target, start, left, right, take, keep } = product;
         let rows = left.rows;
@@ -231,6 +213,11 @@ impl MatrixProduct for Cublas {
             unsafe { blas.multiply(raw, &gemm) }
         })
     }
+}
+
+/// The bytes of a workspace.
+fn workspace(architecture: Architecture) -> usize {
+    if architecture >= Architecture(90) { 32 << 20 } else { 4 << 20 }
 }
 
 fn operand(matrix: DeviceMatrix<'_>) -> Operand {

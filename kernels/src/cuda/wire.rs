@@ -1,11 +1,10 @@
-//! Kernels between gradients, the wire and partials: copies of many parameters to and from one flat
-//! buffer, sums of contributions, and the inspection of elements.
+//! Kernels between gradients, the wire and partials: copies of many gradients into one flat buffer,
+//! sums of contributions, casts, and the inspection of elements.
 
 use std::ops::Range;
 use std::time::Duration;
 
 use hsdp_sharding::DType;
-use smallvec::SmallVec;
 
 use super::buffer::{DeviceBuffer, DeviceSlice};
 use super::device::CudaKernel;
@@ -22,15 +21,6 @@ use crate::{Divisor, Fold, MatrixDType};
 pub struct Packed<'a> {
     /// The gradient, in f32, f16 or bf16.
     pub gradient: DeviceSlice<'a>,
-    /// The index of its first element in the flat buffer: a multiple of 4.
-    pub start: usize,
-}
-
-/// A parameter that is copied out of the flat buffer.
-#[derive(Debug)]
-pub struct Unpacked<'a> {
-    /// The buffer of the parameter, in f32, f16 or bf16.
-    pub parameter: &'a mut DeviceBuffer,
     /// The index of its first element in the flat buffer: a multiple of 4.
     pub start: usize,
 }
@@ -55,7 +45,7 @@ impl Stream {
         mut notes: Option<Notes<'_>>,
     ) -> Result<(), CudaError> {
         let places = gradients.iter().map(|it| (it.start, it.gradient.len()));
-        check_places("pack", flat.len(), places)?;
+        check_places(flat.len(), places)?;
         let scale = ScaleArgument::from(pre);
         let note = argument(notes.as_ref(), Of::Contribution);
         let kernel = CudaKernel::Pack(wire(flat.dtype()));
@@ -79,58 +69,6 @@ impl Stream {
             unsafe { launch.issue(self, &reads, &mut writes) }?;
         }
         Ok(())
-    }
-
-    /// Copies parameters out of a flat buffer, each cast to the dtype of its own buffer. This is
-    /// the inverse of [`pack`](Self::pack), with the same conditions on order and starts. One
-    /// launch copies up to 120 parameters.
-    ///
-    /// # Errors
-    /// The errors of [`pack`](Self::pack).
-    pub fn unpack(
-        &self,
-        flat: &DeviceBuffer,
-        parameters: &mut [Unpacked<'_>],
-    ) -> Result<(), CudaError> {
-        let places = parameters.iter().map(|it| (it.start, it.parameter.len()));
-        check_places("unpack", flat.len(), places)?;
-        let kernel = CudaKernel::Unpack(wire(flat.dtype()));
-        for part in parameters.chunks_mut(MOST_PARAMS) {
-            let begin = part.first().map_or(0, |it| it.start);
-            let end = part.last().map_or(0, |it| it.start + it.parameter.len());
-            let table = table(part.iter().map(|it| (DeviceSlice::from(&*it.parameter), it.start)));
-            let address = flat.address(0);
-            let from = begin as u64;
-            let to = end as u64;
-            let launch = Launch::over(kernel, end - begin)
-                .argument(&table)
-                .argument(&address)
-                .argument(&from)
-                .argument(&to);
-            let mut writes: SmallVec<[&mut DeviceBuffer; 16]> =
-                part.iter_mut().map(|it| &mut *it.parameter).collect();
-            // SAFETY: CU-5, places lie within the flat buffer, and each is as long as its
-            // parameter.
-            unsafe { launch.issue(self, &[flat], &mut writes) }?;
-        }
-        Ok(())
-    }
-
-    /// Casts the first elements of `flat` to those of `range`.
-    pub(super) fn widen(
-        &self,
-        to: &mut DeviceBuffer,
-        range: Range<usize>,
-        flat: &DeviceBuffer,
-    ) -> Result<(), CudaError> {
-        let address = flat.address(0);
-        let begin = 0_u64;
-        let end = range.len() as u64;
-        let launch = Launch::over(CudaKernel::Unpack(wire(flat.dtype())), range.len());
-        let table = table([(DeviceSlice::new(to, range), 0)].into_iter());
-        let launch = launch.argument(&table).argument(&address).argument(&begin).argument(&end);
-        // SAFETY: CU-5, the range lies in its buffer, and `flat` is not shorter.
-        unsafe { launch.issue(self, &[flat], &mut [to]) }
     }
 }
 
@@ -164,11 +102,7 @@ fn runs<T>(
     })
 }
 
-fn check_places(
-    operation: &'static str,
-    len: usize,
-    places: impl Iterator<Item = (usize, usize)>,
-) -> Result<(), CudaError> {
+fn check_places(len: usize, places: impl Iterator<Item = (usize, usize)>) -> Result<(), CudaError> {
     let mut end = 0;
     for (index, (start, count)) in places.enumerate() {
         let problem = if !start.is_multiple_of(WIDTH) {
@@ -183,7 +117,7 @@ fn check_places(
         };
         let beyond = start.saturating_add(count);
         let problem = format!("entry {index} (elements {start}..{beyond} of {len}) {problem}");
-        return Err(CudaError::Mismatch { operation, problem });
+        return Err(CudaError::Mismatch { operation: "pack", problem });
     }
     Ok(())
 }
@@ -261,6 +195,25 @@ impl Stream {
             .argument(&len)
             .argument(&scale);
         // SAFETY: CU-5, both have so many elements.
+        unsafe { launch.issue(self, &[source], &mut [target]) }
+    }
+
+    /// Casts the first elements of a bf16 buffer to f32, into `range` of the target.
+    pub(super) fn widen(
+        &self,
+        target: &mut DeviceBuffer,
+        range: Range<usize>,
+        source: &DeviceBuffer,
+    ) -> Result<(), CudaError> {
+        let to = target.address(range.start);
+        let from = source.address(0);
+        let len = range.len() as u64;
+        let launch = Launch::over(CudaKernel::Widen, range.len())
+            .argument(&to)
+            .argument(&from)
+            .argument(&len);
+        // SAFETY: CU-5, the range lies in its buffer of f32, and the source is bf16 and not
+        // shorter.
         unsafe { launch.issue(self, &[source], &mut [target]) }
     }
 }
@@ -417,7 +370,7 @@ mod tests {
 
     #[test]
     fn places_that_do_not_fit_are_named() {
-        let check = |places: &[(usize, usize)]| check_places("pack", 100, places.iter().copied());
+        let check = |places: &[(usize, usize)]| check_places(100, places.iter().copied());
         assert_eq!(check(&[(0, 30), (32, 64)]), Ok(()));
         for (places, expected) in [
             (

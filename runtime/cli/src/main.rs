@@ -34,7 +34,6 @@ mod check;
 mod checkpoint;
 mod completions;
 mod doctor;
-#[cfg(unix)]
 mod launch;
 mod model;
 mod mpirun;
@@ -80,14 +79,11 @@ enum Command {
     /// Reports which libraries and programs this machine has, and how to install the missing ones
     Doctor(doctor::DoctorArgs),
     /// Starts the ranks of a job on this machine, and ends them together
-    #[cfg(unix)]
     Launch(launch::LaunchArgs),
     /// Runs the command of one rank, for `hsdp launch`
-    #[cfg(unix)]
     #[command(hide = true)]
     LaunchRank(launch::attendant::RankArgs),
     /// Becomes a command that dies with its parent, for `hsdp launch`
-    #[cfg(unix)]
     #[command(hide = true)]
     LaunchExec(launch::job::ExecArgs),
     /// Prints the completion script of a shell
@@ -101,7 +97,6 @@ fn main() -> ExitCode {
         match options.command.run().map_err(Failure::input)? {
             CommandOutcome::Well => Ok(ExitCode::SUCCESS),
             CommandOutcome::Wrong => Ok(ExitCode::FAILURE),
-            #[cfg(unix)]
             CommandOutcome::Ended(code) => Ok(ExitCode::from(code)),
         }
     })
@@ -119,11 +114,8 @@ impl Command {
             Self::Trace(options) => trace::run(&options),
             Self::Doctor(options) => doctor::run(&options),
             Self::Completions(options) => completions::run(&options),
-            #[cfg(unix)]
             Self::Launch(options) => launch::run(&options),
-            #[cfg(unix)]
             Self::LaunchRank(options) => launch::attendant::run(&options),
-            #[cfg(unix)]
             Self::LaunchExec(options) => launch::job::exec(&options),
         }
     }
@@ -138,6 +130,5 @@ pub(crate) enum CommandOutcome {
     /// shows it.
     Wrong,
     /// The launched ranks have ended with this exit code.
-    #[cfg(unix)]
     Ended(u8),
 }

@@ -224,7 +224,6 @@ pub fn create_log(path: &Path) -> Result<File, FileError> {
 
 /// Opens a file without waiting for the other end of a FIFO.
 fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
-    #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(
         options,
         (rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOCTTY).bits().cast_signed(),
@@ -232,7 +231,6 @@ fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     options.open(path)
 }
 
-#[cfg(unix)]
 fn kind(of: FileType) -> &'static str {
     use std::os::unix::fs::FileTypeExt as _;
 
@@ -242,11 +240,6 @@ fn kind(of: FileType) -> &'static str {
         of if of.is_char_device() || of.is_block_device() => "a device",
         _ => "no file",
     }
-}
-
-#[cfg(not(unix))]
-fn kind(of: FileType) -> &'static str {
-    if of.is_dir() { "a directory" } else { "no file" }
 }
 
 /// Shows a path in one line.

@@ -71,7 +71,6 @@ mod setup;
 mod signals;
 pub mod stderr;
 pub mod stdout;
-#[cfg(unix)]
 pub mod testing;
 pub mod threads;
 mod warnings;

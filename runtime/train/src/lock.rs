@@ -86,7 +86,6 @@ fn open(path: &Path) -> io::Result<File> {
     options.read(true).write(true).create(true).truncate(false);
     // `NOFOLLOW`: a link could lead to somebody else's file, which would be overwritten with this
     // process's number. `NONBLOCK`: opening a FIFO could block.
-    #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::custom_flags(
         &mut options,
         (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits().cast_signed(),
@@ -102,16 +101,12 @@ fn open(path: &Path) -> io::Result<File> {
 }
 
 fn is_plain(file: &Metadata) -> bool {
-    #[cfg(unix)]
     let names = std::os::unix::fs::MetadataExt::nlink(file);
-    #[cfg(not(unix))]
-    let names = 1;
     file.is_file() && names == 1
 }
 
 /// Returns whether an error means that the file system has no locks.
 fn has_no_locks(error: &io::Error) -> bool {
-    #[cfg(unix)]
     if error.raw_os_error() == Some(rustix::io::Errno::NOLCK.raw_os_error()) {
         return true;
     }
@@ -147,7 +142,6 @@ mod tests {
         FolderLock::take(folder.path()).expect("the first run has ended");
     }
 
-    #[cfg(unix)]
     #[test]
     fn only_a_missing_lock_is_forgiven() {
         use rustix::io::Errno;
@@ -169,7 +163,6 @@ mod tests {
         assert!(refused.to_string().contains(NAME), "{refused}");
     }
 
-    #[cfg(unix)]
     #[test]
     fn a_hard_link_and_a_fifo_are_refused_and_stay() {
         let folder = tempfile::tempdir().expect("a folder");

@@ -106,17 +106,11 @@ fn machine() -> Option<Limit> {
     None
 }
 
-#[cfg(unix)]
 fn address_space() -> Option<Limit> {
     use rustix::process::{Resource, getrlimit};
 
     let bytes = getrlimit(Resource::As).current?;
     Some(Limit { bytes, reason: "this process may have (ulimit -v)" })
-}
-
-#[cfg(not(unix))]
-fn address_space() -> Option<Limit> {
-    None
 }
 
 /// Returns the smallest limit of this process's control group and of all groups that contain it.

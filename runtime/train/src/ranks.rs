@@ -409,17 +409,8 @@ pub fn prepare(ranks: usize) -> Result<(), Failure> {
 }
 
 /// Replaces this process. Returns only on failure.
-#[cfg(unix)]
 fn replace_process(mut command: Command) -> io::Error {
     std::os::unix::process::CommandExt::exec(&mut command)
-}
-
-#[cfg(not(unix))]
-fn replace_process(mut command: Command) -> io::Error {
-    match command.status() {
-        Ok(status) => std::process::exit(status.code().unwrap_or(1)),
-        Err(error) => error,
-    }
 }
 
 #[cfg(test)]

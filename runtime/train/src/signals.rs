@@ -60,7 +60,7 @@ impl Drop for DuringRun<'_> {
     }
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
 mod tests {
     use std::env;
     use std::process::Command;

@@ -75,7 +75,6 @@ pub(crate) fn start(role: &str) -> (Running, BufReader<ChildStdout>) {
 pub(crate) struct Running(Child);
 
 impl Running {
-    #[cfg(unix)]
     pub(crate) fn id(&self) -> nix::unistd::Pid {
         nix::unistd::Pid::from_raw(i32::try_from(self.0.id()).expect("a process id"))
     }

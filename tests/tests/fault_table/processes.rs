@@ -104,7 +104,6 @@ pub(crate) fn stopped_and_continued() -> Happened {
     stopped_while("stopped")
 }
 
-#[cfg(unix)]
 fn stopped_while(role: &str) -> Happened {
     use std::io::BufRead as _;
 
@@ -122,18 +121,12 @@ fn stopped_while(role: &str) -> Happened {
     happened
 }
 
-#[cfg(not(unix))]
-fn stopped_while(_: &str) -> Happened {
-    panic!("there are no signals here")
-}
-
 pub(crate) fn forked() -> Happened {
     children::plays("forking")
 }
 
 /// Forks while there is a world and no other thread. What the fork calls is an error, and the world
 /// goes on.
-#[cfg(unix)]
 pub(crate) fn fork_after_init() -> Happened {
     use std::process;
 
@@ -169,9 +162,4 @@ pub(crate) fn fork_after_init() -> Happened {
     }
     // The fork has said what it was told.
     Happened::after(&"the world has noticed nothing", started.elapsed())
-}
-
-#[cfg(not(unix))]
-pub(crate) fn fork_after_init() -> Happened {
-    panic!("there is no fork here")
 }

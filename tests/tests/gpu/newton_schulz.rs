@@ -2,9 +2,7 @@
 
 use candle_core::Device::Cpu;
 use candle_core::Tensor;
-use hsdp_kernels::cuda::{
-    Cublas, CudaError, DeviceMatrixMut, MatrixProduct, NewtonSchulzBuffers, Product, Stream,
-};
+use hsdp_kernels::cuda::{Cublas, DeviceMatrixMut, NewtonSchulzBuffers};
 use hsdp_kernels::memory::{self, Category};
 use hsdp_kernels::{MatrixDType, NewtonSchulz, Threads, Values};
 use hsdp_sharding::{DType, Rank};
@@ -21,20 +19,6 @@ const OWN: Rank = Rank::new(71);
 
 /// The elements of the buffer before the first matrix, and between matrices.
 const GAP: usize = 3;
-
-/// Products by cuBLAS, with their number: a program may bring products of its own.
-#[derive(Debug)]
-struct Counted {
-    cublas: Cublas,
-    products: usize,
-}
-
-impl MatrixProduct for Counted {
-    fn multiply(&mut self, stream: &Stream, product: Product<'_>) -> Result<(), CudaError> {
-        self.products += 1;
-        self.cublas.multiply(stream, product)
-    }
-}
 
 /// A matrix before it is orthogonalized, and as the device and the host orthogonalize it.
 struct Orthogonalized {
@@ -64,14 +48,12 @@ fn orthogonalize(by: &NewtonSchulz) -> Vec<Orthogonalized> {
     let before = ordinary(7, len);
     let mut matrices = upload(&stream, Values::F32(&before));
     let mut buffers = NewtonSchulzBuffers::new(&device(), by.dtype, SIZES).expect("memory");
-    let cublas = Cublas::new(&device()).expect("cuBLAS");
-    let mut product = Counted { cublas, products: 0 };
+    let mut cublas = Cublas::new(&device()).expect("cuBLAS");
     for (sizes, start) in SIZES.into_iter().zip(&starts) {
         let (rows, columns) = sizes;
         let matrix = DeviceMatrixMut { buffer: &mut matrices, start: *start, rows, columns };
-        stream.orthogonalize(by, matrix, &mut buffers, &mut product).expect("orthogonalized");
+        stream.orthogonalize(by, matrix, &mut buffers, &mut cublas).expect("orthogonalized");
     }
-    assert_eq!(product.products, 3 * by.steps * SIZES.len());
     let found = download(&stream, &matrices).values().to_f32();
     let both = SIZES.into_iter().zip(starts).map(|(sizes, start)| {
         let own = start..start + sizes.0 * sizes.1;
@@ -143,6 +125,8 @@ fn in_bf16_results_are_as_near_to_the_exact_ones_as_those_of_the_host() {
         let by = NewtonSchulz { steps, dtype: MatrixDType::BF16, ..NewtonSchulz::default() };
         for matrix in orthogonalize(&by) {
             let sizes = matrix.sizes;
+            let is_bf16 = |value: &f32| value.to_bits().trailing_zeros() >= 16;
+            assert!(matrix.device.iter().all(is_bf16), "{steps}, {sizes:?}: cast exactly");
             let exact = exact(&by, &matrix.before, matrix.sizes.0, matrix.sizes.1);
             let [device, host] = [&matrix.device, &matrix.host].map(|it| distance(it, &exact));
             assert!(
@@ -160,10 +144,12 @@ fn in_bf16_results_are_as_near_to_the_exact_ones_as_those_of_the_host() {
 fn buffers_have_the_elements_that_are_stated() {
     memory::set_rank(OWN);
     let _update = memory::scope(Category::Update);
-    for dtype in [MatrixDType::F32, MatrixDType::BF16] {
+    // Two squares of the lesser size of 96 x 64, and as many elements as it has, in bf16 twice.
+    for (dtype, elements) in
+        [(MatrixDType::F32, 2 * 64 * 64 + 96 * 64), (MatrixDType::BF16, 2 * 64 * 64 + 2 * 96 * 64)]
+    {
         let buffers = NewtonSchulzBuffers::new(&device(), dtype, SIZES).expect("memory");
         let held = memory::usage_on_device(OWN, Category::Update).live.get();
-        let elements = NewtonSchulzBuffers::elements(dtype, SIZES);
         assert_eq!(held, (elements * DType::from(dtype).size_bytes()) as u64, "{dtype}");
         drop(buffers);
     }

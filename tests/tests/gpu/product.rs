@@ -1,9 +1,7 @@
 //! Products of matrices by cuBLAS.
 
 use half::bf16;
-use hsdp_kernels::cuda::{
-    Cublas, DeviceBuffer, DeviceMatrix, MatrixProduct, Product, Stored, Stream,
-};
+use hsdp_kernels::cuda::{Cublas, DeviceBuffer, DeviceMatrix, Product, Stored, Stream};
 use hsdp_kernels::{HostBuffer, Values};
 use hsdp_sharding::DType;
 

@@ -74,7 +74,6 @@ fn what_cannot_be_judged_is_one_line_after_those_before() {
     assert_eq!(told, "hsdp: DIR/nowhere.json: No such file or directory (os error 2)");
 }
 
-#[cfg(unix)]
 #[test]
 fn the_name_of_a_file_breaks_no_line() {
     let folder = folder();

@@ -8,7 +8,6 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::folder::Folder;
-#[cfg(unix)]
 use crate::mpirun::replace_mpirun;
 use crate::program::hsdp;
 
@@ -54,7 +53,6 @@ fn a_line_for_each_thing_and_never_a_failure() {
     assert_eq!(text.lines().count(), what.len());
 }
 
-#[cfg(unix)]
 #[test]
 fn libraries_are_found_as_the_loader_would_with_their_versions() {
     let folder = TempDir::new().expect("a folder");
@@ -83,7 +81,6 @@ fn the_variable_of_nccl_is_taken_at_its_word() {
     assert_eq!(finding(&said, "nccl")["state"], "found");
 }
 
-#[cfg(unix)]
 #[test]
 fn mpirun_is_asked_who_it_is() {
     let folder = TempDir::new().expect("a folder");

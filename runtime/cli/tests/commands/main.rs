@@ -1,7 +1,6 @@
 //! The commands of `hsdp`, except `launch`: their numbers beside the library's, their exact output,
 //! and their errors, which are one line.
 
-#[cfg(unix)]
 mod bounds;
 mod calibrate;
 mod check;
@@ -10,9 +9,7 @@ mod completions;
 mod decoders;
 mod doctor;
 mod folder;
-#[cfg(unix)]
 mod mpirun;
-#[cfg(unix)]
 mod outputs;
 mod plan;
 mod program;

@@ -1,5 +1,4 @@
 //! `hsdp launch`: the environment of ranks, their output and logs, and the end of a job.
-#![cfg(unix)]
 
 #[path = "../commands/mpirun.rs"]
 mod mpirun;

@@ -94,7 +94,8 @@ impl Decoder {
     /// padding row 0, as in transformers.
     ///
     /// # Errors
-    /// The errors of [`record`].
+    /// The errors of [`record`]; the error of [`DecoderConfig::check`], as an error of candle, if a
+    /// field of the config was changed to a value that contradicts the others.
     pub fn recorded(&self) -> std::result::Result<Recorded, Error> {
         let recorded = record(|vb| self.load(&vb))?;
         let recorded = match self.config.pad_token_id {
@@ -118,7 +119,7 @@ impl Decoder {
     /// config that no parameter shows.
     ///
     /// # Errors
-    /// The errors of [`Recorded::spec`].
+    /// The errors of [`recorded`](Self::recorded) and of [`Recorded::spec`].
     pub fn spec(&self) -> std::result::Result<ModelSpec, Error> {
         let blocks = format!("{LAYERS}.*");
         let recorded = self.recorded()?;
@@ -133,6 +134,7 @@ impl Decoder {
 
     fn load(&self, vb: &VarBuilder<'_>) -> Result<()> {
         let config = &self.config;
+        config.check().map_err(candle_core::Error::wrap)?;
         Embedding::load(vb, config)?;
         for layer in 0..config.num_hidden_layers {
             Block::load(&vb.pp(format!("{LAYERS}.{layer}")), layer, config)?;

@@ -29,6 +29,20 @@ fn config(changes: &Value) -> Value {
     config
 }
 
+#[test]
+fn a_config_that_was_changed_to_contradict_itself_is_refused() {
+    let mut changed = DecoderConfig::from_json(&config(&json!({})).to_string()).expect("a model");
+    changed.num_hidden_layers += 1;
+    let expected = "num_hidden_layers is 3: it must be from 1 to 10000, and the number of layers";
+    let decoder = Decoder::new(changed);
+    for error in [
+        decoder.recorded().map(drop).expect_err("a layer is missing").to_string(),
+        decoder.spec().map(drop).expect_err("a layer is missing").to_string(),
+    ] {
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
 /// How the tensors of a folder are written.
 #[derive(Clone, Copy)]
 enum Written {

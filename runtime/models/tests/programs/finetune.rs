@@ -1,7 +1,6 @@
 //! `finetune` as a program: a folder of transformers in, another out, and its refusals.
 
 mod data;
-#[cfg(unix)]
 mod ends;
 mod export;
 mod families;

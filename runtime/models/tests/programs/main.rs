@@ -1,19 +1,13 @@
 //! The examples as programs.
 
-#[cfg(unix)]
 mod bounds;
 mod contrastive;
 mod finetune;
-#[cfg(unix)]
 mod folder;
-#[cfg(unix)]
 mod place;
-#[cfg(unix)]
 mod resume;
-#[cfg(unix)]
 mod rows;
 mod train_gpt;
-#[cfg(unix)]
 mod warnings;
 
 use std::process::{Command, Output};

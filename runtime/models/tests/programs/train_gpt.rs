@@ -79,7 +79,6 @@ fn bad_input_of_a_process_among_others_names_its_rank() {
     assert!(message.starts_with("train_gpt: rank 3: invalid value '0' for '--steps"), "{message}");
 }
 
-#[cfg(unix)]
 #[test]
 fn the_name_of_a_folder_does_not_change_the_terminal() {
     let place = Workplace::new();

@@ -232,7 +232,6 @@ impl FileError {
 fn temporary_folder(target: &Path) -> io::Result<tempfile::TempDir> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(PREFIX).suffix(".tmp");
-    #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o777));
     let folder = folder_of(target);
     folder.metadata()?;
@@ -337,7 +336,7 @@ fn resolve(path: &Path) -> io::Result<PathBuf> {
 }
 
 fn refuse_inputs(path: &Path, found: &Metadata, inputs: &[&Path]) -> Result<(), FileError> {
-    let is_input = |input: &&&Path| found.is_file() && is_one(path, found, input);
+    let is_input = |input: &&&Path| found.is_file() && is_one(found, input);
     match inputs.iter().find(is_input) {
         Some(input) => {
             Err(FileError::IsInput { path: path.to_owned(), input: (**input).to_owned() })
@@ -346,25 +345,15 @@ fn refuse_inputs(path: &Path, found: &Metadata, inputs: &[&Path]) -> Result<(), 
     }
 }
 
-/// Returns whether `path` and `other` lead to the same file, through any links.
-#[cfg(unix)]
-fn is_one(_: &Path, found: &Metadata, other: &Path) -> bool {
+/// Returns whether `other` leads to the file that was found, through any links.
+fn is_one(found: &Metadata, other: &Path) -> bool {
     use std::os::unix::fs::MetadataExt as _;
 
     let other = other.metadata();
     other.is_ok_and(|other| (found.dev(), found.ino()) == (other.dev(), other.ino()))
 }
 
-#[cfg(not(unix))]
-fn is_one(path: &Path, _: &Metadata, other: &Path) -> bool {
-    match (path.canonicalize(), other.canonicalize()) {
-        (Ok(one), Ok(second)) => one == second,
-        _ => false,
-    }
-}
-
 /// Returns the stream of this process that the file is, if any. `/dev/null` is not one.
-#[cfg(unix)]
 fn stream(found: &Metadata) -> Option<OutputTarget> {
     use std::os::fd::{AsFd as _, BorrowedFd};
     use std::os::unix::fs::MetadataExt as _;
@@ -384,22 +373,11 @@ fn stream(found: &Metadata) -> Option<OutputTarget> {
     }
 }
 
-#[cfg(not(unix))]
-fn stream(_: &Metadata) -> Option<OutputTarget> {
-    None
-}
-
-#[cfg(unix)]
 fn is_null(found: &Metadata) -> bool {
     use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 
     let null = Path::new("/dev/null").metadata();
     found.file_type().is_char_device() && null.is_ok_and(|null| null.rdev() == found.rdev())
-}
-
-#[cfg(not(unix))]
-fn is_null(_: &Metadata) -> bool {
-    false
 }
 
 /// Returns whether a path is a mount point of a file system or of a single file. Returns `false` if

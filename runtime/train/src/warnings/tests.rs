@@ -115,7 +115,6 @@ fn a_file_that_cannot_be_written_does_not_stop_the_warnings() {
 }
 
 /// Opening a FIFO blocks until it has a reader, unless the flags forbid it.
-#[cfg(unix)]
 #[test]
 fn a_fifo_in_the_place_of_the_file_holds_nothing_up() {
     use rustix::fs::{CWD, FileType, Mode, OFlags};

@@ -1,5 +1,4 @@
 //! Files that a user names: those that a program reads, and those that it writes.
-#![cfg(unix)]
 
 mod inputs;
 mod outputs;

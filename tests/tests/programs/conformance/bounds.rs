@@ -1,6 +1,5 @@
 //! The runner with limits on time and memory: cases that no machine can run, files that never end,
 //! full disks.
-#![cfg(unix)]
 
 use std::fs::{self, File};
 use std::path::Path;

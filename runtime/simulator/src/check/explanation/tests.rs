@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::shortest_cycle;
 
-/// The number of nodes of the shortest_cycle cycle, by the distances between all nodes.
+/// Returns the number of nodes of the shortest cycle, from the distances between all nodes.
 fn girth(edges: &[Vec<usize>]) -> Option<usize> {
     let size = edges.len();
     let mut distances = vec![vec![usize::MAX / 2; size]; size];
