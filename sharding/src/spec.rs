@@ -5,8 +5,8 @@ mod param;
 mod state;
 mod unit;
 
-pub use self::model::{ModelSpec, ParamId, UnitId};
-pub use self::param::{Granularity, Param, Role};
+pub use self::model::{BufferId, ModelSpec, ParamId, UnitId};
+pub use self::param::{BufferRule, Granularity, Param, Role};
 pub use self::state::{Matrices, State};
 pub use self::unit::{AfterForward, Unit};
 
