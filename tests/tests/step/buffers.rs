@@ -88,21 +88,25 @@ fn writes_count_at_the_end_of_a_step() {
 /// No message more than without buffers: their words go with the statement.
 #[test]
 fn buffers_cost_no_exchange() {
-    let calls = common(on_ranks(4, |world| {
-        let rank = world.rank().index();
-        let mut model = model(world.clone(), &ModelOptions::on(mesh(2, 2)))?;
-        let counted = || {
-            let ledger = world.ledger();
-            [Op::AllGather, Op::Broadcast].map(|op| ledger.op(Channel::Control, op).calls)
-        };
-        let before = counted();
-        let mut step = model.begin_step(StepOptions::microbatches(1))?;
-        microbatch(&mut step, Batch::of(rank, 0, 0), [0.5, 0.5])?;
-        let _ = step.finish()?;
-        let after = counted();
-        Ok([after[0] - before[0], after[1] - before[1]])
-    }));
-    assert_eq!(calls, [3, 0], "headers, weights of the first step, statements");
+    let calls = |spec: &ModelSpec, writes: fn(&mut Step<'_>, Batch) -> Result<(), Error>| {
+        common(on_ranks(4, |world| {
+            let rank = world.rank().index();
+            let options = ModelOptions::on(mesh(2, 2));
+            let mut model = ShardedModel::new(world.clone(), spec.clone(), options, initial)?;
+            let counted = || {
+                let ledger = world.ledger();
+                [Op::AllGather, Op::Broadcast].map(|op| ledger.op(Channel::Control, op).calls)
+            };
+            let before = counted();
+            let mut step = model.begin_step(StepOptions::microbatches(1))?;
+            writes(&mut step, Batch::of(rank, 0, 0))?;
+            let _ = step.finish()?;
+            Ok([before, counted()])
+        }))
+    };
+    let without = calls(&three_units(), springs::microbatch);
+    let with = calls(&spec(), |step, batch| microbatch(step, batch, [0.5, 0.5]));
+    assert_eq!(with, without);
 }
 
 #[test]
@@ -152,29 +156,30 @@ fn steps_that_do_not_count_leave_buffers_as_they_were() {
     let found = common(on_ranks(2, |world| {
         let rank = world.rank().index();
         let mut model = model(world, &skipping)?;
-        // Dropped.
-        let mut step = model.begin_step(StepOptions::microbatches(2))?;
-        microbatch(&mut step, Batch::of(rank, 0, 0), [1.0, 1.0])?;
-        drop(step);
-        let dropped = buffers(&model)?;
+        // Rank 1 drops it.
+        let mut step = model.begin_step(StepOptions::microbatches(1))?;
+        let written = microbatch(&mut step, Batch::of(rank, 0, 0), [1.0, 1.0]);
+        match rank {
+            1 => drop(step),
+            _ => drop(written.and_then(|()| step.finish()).expect_err("rank 1 gives it up")),
+        }
         // Skipped: the loss is not finite.
-        let skipped = loop {
-            let Ok(mut step) = model.begin_step(StepOptions::microbatches(1)) else { continue };
-            let mut pass = step.microbatch()?;
-            pass.handle().write_buffer(id("mean"), &[9.0; 3])?;
-            pass.loss(LossSum::new(f64::INFINITY, 1))?;
-            pass.finish()?;
-            let gradients = step.finish()?;
-            assert!(matches!(gradients.verdict(), Verdict::Skip(_)));
-            break buffers(&model)?;
-        };
+        let mut step = model.begin_step(StepOptions::microbatches(1))?;
+        let mut pass = step.microbatch()?;
+        let dropped = pass.handle().buffer(id("mean"))?;
+        pass.handle().write_buffer(id("mean"), &[9.0; 3])?;
+        let _ = pass.loss(LossSum::new(f64::INFINITY, 1))?;
+        pass.finish()?;
+        let gradients = step.finish()?;
+        assert!(matches!(gradients.verdict(), Verdict::Skip(_)));
+        let skipped = buffers(&model)?;
         // Counted, from the values before.
         let mut step = model.begin_step(StepOptions::microbatches(1))?;
         microbatch(&mut step, Batch::of(rank, 2, 0), [1.0, 1.0])?;
         let _ = step.finish()?;
-        Ok([dropped, skipped, buffers(&model)?])
+        Ok((dropped, skipped, buffers(&model)?))
     }));
-    assert_eq!(found, [are(0.0, 0.0), are(0.0, 0.0), are(1.0, 1.0)]);
+    assert_eq!(found, (vec![1.0, 2.0, 3.0], are(0.0, 0.0), are(1.0, 1.0)));
 }
 
 #[test]
