@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use crate::{
-    AfterForward, BufferProblem, DType, Error, Granularity, ModelSpec, Param, Role, State, StorageProblem,
-    TieProblem, Unit,
+    AfterForward, BufferProblem, DType, Error, Granularity, ModelSpec, Param, Role, State,
+    StorageProblem, TieProblem, Unit,
 };
 
 /// The largest unit, and the largest model, that a plan accepts, in elements with padding: 2^48.
@@ -71,7 +71,10 @@ impl ModelSpec {
         for (second, (id, buffer)) in self.buffers().enumerate() {
             if self.declared(&buffer.name).is_some() {
                 let buffer = buffer.name.clone();
-                return Err(Error::InvalidBuffer { buffer, problem: BufferProblem::NameOfParameter });
+                return Err(Error::InvalidBuffer {
+                    buffer,
+                    problem: BufferProblem::NameOfParameter,
+                });
             }
             let owner = self.find_buffer(&buffer.name);
             if let Some(owner) = owner.filter(|owner| *owner != id) {
@@ -297,6 +300,41 @@ mod tests {
         let units = model([weight("a")]).unit(Unit::new("only").param(weight("b")));
         let expected = "two units are called `only`: number 0 and number 1 of the model";
         assert_eq!(refusal(&units), expected);
+    }
+
+    #[test]
+    fn a_buffer_has_a_name_of_its_own_and_nothing_of_a_parameter() {
+        let buffer = || Param::new("mean", [4]).buffer();
+        let spec = |other: Param| model([weight("a"), buffer(), other]);
+        assert_eq!(spec(Param::new("var", [4]).averaged_buffer()).validate(), Ok(()));
+        let refused = [
+            (spec(buffer()), "two buffers are called `mean`: number 0 and number 1 of the model"),
+            (spec(weight("mean")), "buffer `mean`: a parameter has the same name"),
+            (
+                spec(weight("b").buffer().rows(2)),
+                "buffer `b`: it is to be cut, or seen as matrices, and a buffer is whole on each rank",
+            ),
+            (
+                spec(weight("b").buffer().stored_in(DType::BF16)),
+                "buffer `b`: it is to be stored in another dtype, and buffers are in f32",
+            ),
+            (
+                spec(Param { role: Role::Trainable, ..weight("b").buffer() }),
+                "buffer `b`: it is marked as trainable, and no gradient reaches a buffer",
+            ),
+            (spec(Param::new("b", [0]).buffer()), "parameter `b` of shape [0]: dim 0 has size 0"),
+            (
+                model([weight("a"), buffer()]).tie("mean", "a"),
+                "tie `mean` -> `a`: a buffer has the alias as its own name",
+            ),
+            (
+                model([weight("a"), buffer()]).tie("other", "mean"),
+                "tie `other` -> `mean`: no parameter has the target's name",
+            ),
+        ];
+        for (spec, expected) in refused {
+            assert_eq!(refusal(&spec), expected);
+        }
     }
 
     #[test]

@@ -169,10 +169,8 @@ impl StepMemory {
         let mut parts = [("", ByteCount::ZERO); 10];
         let of_runtime = self.planned.categories();
         parts[..of_runtime.len()].copy_from_slice(&of_runtime);
-        parts[of_runtime.len()..].copy_from_slice(&[
-            ("activations", self.activations),
-            ("gradients", self.gradients),
-        ]);
+        parts[of_runtime.len()..]
+            .copy_from_slice(&[("activations", self.activations), ("gradients", self.gradients)]);
         parts
     }
 

@@ -317,6 +317,8 @@ impl EvaluationTotals {
 
 #[cfg(test)]
 mod tests {
+    use hsdp_sharding::{Param, Unit};
+
     use super::*;
     use crate::state::sighting::When;
 

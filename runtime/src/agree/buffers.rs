@@ -100,9 +100,8 @@ impl BufferAgreement {
         if most == 0 {
             return Ok(Self::default());
         }
-        let lacks = |(rank, words): (Rank, &BufferWords)| {
-            (words.digests != first.digests).then_some(rank)
-        };
+        let lacks =
+            |(rank, words): (Rank, &BufferWords)| (words.digests != first.digests).then_some(rank);
         let written = || said.clone().filter(|words| words.writes > 0);
         let of_all = |at: usize| written().map(move |words| words.averaged[at]);
         Ok(Self {
@@ -135,8 +134,8 @@ pub(crate) fn unpair(word: u64) -> [f32; 2] {
 
 #[cfg(test)]
 mod tests {
-    use hsdp_sharding::step::Exchange;
     use hsdp_sharding::Unit;
+    use hsdp_sharding::step::Exchange;
 
     use super::*;
 

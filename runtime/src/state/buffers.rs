@@ -141,7 +141,7 @@ impl ModelBuffers {
 
 #[cfg(test)]
 mod tests {
-    use hsdp_sharding::Unit;
+    use hsdp_sharding::{Param, Unit};
 
     use super::*;
 

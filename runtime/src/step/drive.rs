@@ -12,9 +12,9 @@ use hsdp_sharding::step::{
 use hsdp_sharding::{BufferRule, Param, ParamId, UnitId};
 
 use crate::agree::agreement::{Agreement, EvaluationTotals, Interim, Statement};
+use crate::agree::buffers::{BufferAgreement, BufferDifference, BufferWords};
 use crate::agree::comparison::{LastUpdate, Updated};
 use crate::agree::header::{Agreed, StepHeader};
-use crate::agree::buffers::{BufferAgreement, BufferDifference, BufferWords};
 use crate::agree::{agreement, buffers, comparison, header, unit_use};
 use crate::error::Error;
 use crate::options::divide::exponent_of;
@@ -562,7 +562,8 @@ impl EngineState {
         })?;
         let Some(source) = agreed.source else { return Ok(()) };
         if !agreed.lacking.is_empty() {
-            let own: Vec<f32> = self.buffers.of_rule(BufferRule::Equal).flatten().copied().collect();
+            let own: Vec<f32> =
+                self.buffers.of_rule(BufferRule::Equal).flatten().copied().collect();
             let words = own.chunks(2).map(buffers::pair).collect();
             let words = context.control.words_of_in_step(tag, source, words)?;
             let mut values: Vec<f32> = words.into_iter().flat_map(buffers::unpair).collect();

@@ -23,8 +23,8 @@ use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hsdp_comm::{Mistake, StepFailure, in_work};
-use hsdp_sharding::{BufferId, UnitId};
 use hsdp_sharding::step::{Begin, Intent};
+use hsdp_sharding::{BufferId, UnitId};
 
 use crate::agree::comparison;
 use crate::agree::comparison::LastUpdate;
@@ -202,7 +202,8 @@ impl Engine {
         state.check_at(&self.context, token, operation)?;
         let buffer = &self.context.plan.spec()[id];
         if state.evaluation.is_some() {
-            let what = format!("an evaluation writes no buffer, and this one writes {}", buffer.name);
+            let what =
+                format!("an evaluation writes no buffer, and this one writes {}", buffer.name);
             return Err(self.context.misuse(operation, step, what));
         }
         if values.len() != buffer.numel() {

@@ -10,8 +10,8 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::{Accumulation, FullCopies, PlanOptions};
 use crate::{
-    AfterForward, BufferRule, DType, Granularity, Matrices, Mesh, ModelSpec, Param, Region, Role, Unit, UnitId,
-    UnitLayout,
+    AfterForward, BufferRule, DType, Granularity, Matrices, Mesh, ModelSpec, Param, Region, Role,
+    Unit, UnitId, UnitLayout,
 };
 
 const VERSION: &str = "hsdp plan 2";

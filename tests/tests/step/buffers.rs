@@ -191,7 +191,10 @@ fn writes_that_do_not_fit_are_refused() {
     assert_eq!(told, "write_buffer of mean on rank 0: got 1 elements, the plan has 3");
     drop(step);
     let told = handle.write_buffer(id("mean"), &[1.0; 3]).expect_err("it is over").to_string();
-    assert!(told.starts_with("write_buffer on rank 0: the handle belongs to microbatch 0"), "{told}");
+    assert!(
+        told.starts_with("write_buffer on rank 0: the handle belongs to microbatch 0"),
+        "{told}"
+    );
     let mut evaluation = model.evaluation().expect("an evaluation");
     let batch = evaluation.batch().expect("a batch");
     let handle = batch.handle();

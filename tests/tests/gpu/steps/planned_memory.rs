@@ -29,7 +29,8 @@ fn peaks(spec: &ModelSpec, options: &ModelOptions) -> Vec<([ByteCount; 10], [Byt
 }
 
 fn in_order(plan: &MemoryPlan) -> [ByteCount; 10] {
-    let MemoryPlan { shard, gather_input, full, grad_full, partial, optimizer, update, buffers } = *plan;
+    let MemoryPlan { shard, gather_input, full, grad_full, partial, optimizer, update, buffers } =
+        *plan;
     let [snapshot, load] = [ByteCount::ZERO; 2];
     [shard, gather_input, full, grad_full, partial, optimizer, update, buffers, snapshot, load]
 }
