@@ -5,8 +5,9 @@
 //! all statements, so all ranks reach the same one.
 
 use hsdp_sharding::step::Exchange;
-use hsdp_sharding::{Mesh, Rank};
+use hsdp_sharding::{Mesh, ModelSpec, Rank};
 
+use crate::agree::buffers::{BufferAgreement, BufferDifference, BufferWords};
 use crate::agree::comparison;
 use crate::agree::header::check_magic;
 use crate::error::{DataError, Error};
@@ -29,6 +30,8 @@ pub(crate) struct Statement {
     pub(crate) operations: [u64; 2],
     /// The parameters that got a gradient on this rank.
     pub(crate) presence: GradientPresence,
+    /// The buffers of this rank.
+    pub(crate) buffers: BufferWords,
 }
 
 const FIXED_WORDS: usize = Exchange::STATEMENT;
@@ -39,10 +42,12 @@ impl Statement {
             [self.microbatches, self.weight, self.loss.to_bits(), self.squared_norm.to_bits()];
         let sighting = Sighting::encode(self.sighting);
         let fixed = fixed.into_iter().chain(self.operations).chain(sighting);
-        fixed.chain(self.presence.words().iter().copied())
+        fixed.chain(self.presence.words().iter().copied()).chain(self.buffers.encode())
     }
 
-    fn decode(words: &[u64], parameters: usize) -> Self {
+    fn decode(words: &[u64], spec: &ModelSpec) -> Self {
+        let parameters = spec.params().count();
+        let (presence, buffers) = words[FIXED_WORDS..].split_at(parameters.div_ceil(WORD_BITS));
         Self {
             microbatches: words[0],
             weight: words[1],
@@ -50,7 +55,8 @@ impl Statement {
             squared_norm: f64::from_bits(words[3]),
             operations: [words[4], words[5]],
             sighting: Sighting::decode(&words[6..]),
-            presence: GradientPresence::of(parameters, &words[FIXED_WORDS..]),
+            presence: GradientPresence::of(parameters, presence),
+            buffers: BufferWords::decode(buffers, spec),
         }
     }
 }
@@ -64,13 +70,21 @@ pub(crate) struct Agreement {
 }
 
 impl Agreement {
-    /// Decodes the statements of all ranks.
-    pub(crate) fn decode(gathered: &[u64], ranks: usize, parameters: usize) -> Self {
+    /// Decodes the statements of all ranks, which train this model.
+    pub(crate) fn decode(gathered: &[u64], ranks: usize, spec: &ModelSpec) -> Self {
         let words = gathered.chunks_exact(gathered.len() / ranks);
-        let said: Vec<_> = words.map(|words| Statement::decode(words, parameters)).collect();
-        let mut anywhere = GradientPresence::none(parameters);
+        let said: Vec<_> = words.map(|words| Statement::decode(words, spec)).collect();
+        let mut anywhere = GradientPresence::none(spec.params().count());
         said.iter().for_each(|said| anywhere.add(&said.presence));
         Self { said, anywhere }
+    }
+
+    /// Concludes from the words of all ranks about buffers.
+    ///
+    /// # Errors
+    /// The first buffer that ranks have written differently.
+    pub(crate) fn buffers(&self) -> Result<BufferAgreement, BufferDifference> {
+        BufferAgreement::of(self.said.iter().map(|said| &said.buffers))
     }
 
     /// Returns the sum of the words of all ranks about their operations.
@@ -346,6 +360,8 @@ impl EvaluationTotals {
 
 #[cfg(test)]
 mod tests {
+    use hsdp_sharding::{Param, Unit};
+
     use super::*;
     use crate::state::sighting::When;
 
@@ -363,12 +379,20 @@ mod tests {
             sighting: (rank == 2).then_some(FOUND),
             operations: [7, rank as u64],
             presence,
+            buffers: BufferWords { writes: 3, digests: vec![rank as u64 / 4], averaged: vec![0.5] },
         }
+    }
+
+    fn spec() -> ModelSpec {
+        let params = (0..70).map(|index| Param::new(format!("p.{index}"), [1]));
+        let unit = params.fold(Unit::new("only"), Unit::param);
+        let unit = unit.param(Param::new("mean", [2]).buffer());
+        ModelSpec::new().unit(unit.param(Param::new("own", [1]).averaged_buffer()))
     }
 
     fn agreement() -> Agreement {
         let gathered = (0..4).flat_map(|rank| statement(rank).words().collect::<Vec<_>>());
-        Agreement::decode(&gathered.collect::<Vec<_>>(), 4, 70)
+        Agreement::decode(&gathered.collect::<Vec<_>>(), 4, &spec())
     }
 
     #[test]

@@ -23,8 +23,8 @@ use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hsdp_comm::{Mistake, StepFailure, in_work};
-use hsdp_sharding::UnitId;
 use hsdp_sharding::step::{Begin, Intent};
+use hsdp_sharding::{BufferId, UnitId};
 
 use crate::agree::agreement::{EvaluationEnd, EvaluationTotals};
 use crate::agree::comparison;
@@ -34,6 +34,7 @@ use crate::error::{DataError, Error};
 use crate::options::divide::exponent_known_early;
 use crate::options::objective::{LossSum, Seed};
 use crate::options::{EndOfRun, StepOptions};
+use crate::state::buffers::ModelBuffers;
 use crate::state::context::{Context, ModelId};
 use crate::state::control;
 use crate::state::full::Full;
@@ -43,7 +44,7 @@ use crate::state::shard::Shard;
 use crate::step::drive::{EngineState, EvaluationState};
 use crate::step::ended::EndedStep;
 use crate::step::gathers::UnitGathers;
-use crate::step::gradients::Gradients;
+use crate::step::gradients::{Gradients, Verdict};
 use crate::step::reductions::UnitReductions;
 use crate::step::refusals::{AttemptId, AttemptState, MicrobatchId};
 use crate::step::step_state::{AgreedStep, StepState};
@@ -72,8 +73,8 @@ pub(crate) struct OpenedEvaluation {
 }
 
 impl Engine {
-    pub(crate) fn new(context: Context, shards: Vec<Shard>) -> Self {
-        let state = Lock::new(EngineState::new(&context, shards));
+    pub(crate) fn new(context: Context, shards: Vec<Shard>, buffers: ModelBuffers) -> Self {
+        let state = Lock::new(EngineState::new(&context, shards, buffers));
         Self { context, id: ModelId::new(), state, under_way: AtomicU64::new(NO_ATTEMPT) }
     }
 
@@ -182,6 +183,43 @@ impl Engine {
         })
     }
 
+    /// Returns a buffer as this step has written it so far.
+    pub(crate) fn buffer(&self, token: MicrobatchId, buffer: BufferId) -> Result<Vec<f32>, Error> {
+        let state = self.enter("buffer", token.attempt.step)?;
+        state.check_at(&self.context, token, "buffer")?;
+        Ok(state.buffers.value(buffer).to_vec())
+    }
+
+    /// Writes a buffer in a microbatch.
+    pub(crate) fn write_buffer(
+        &self,
+        token: MicrobatchId,
+        id: BufferId,
+        values: &[f32],
+    ) -> Result<(), Error> {
+        let operation = "write_buffer";
+        let step = token.attempt.step;
+        let mut state = self.enter(operation, step)?;
+        state.check_at(&self.context, token, operation)?;
+        let buffer = &self.context.plan.spec()[id];
+        if state.evaluation.is_some() {
+            let what =
+                format!("an evaluation writes no buffer, and this one writes {}", buffer.name);
+            return Err(self.context.misuse(operation, step, what));
+        }
+        if values.len() != buffer.numel() {
+            return Err(Error::Size {
+                operation,
+                name: buffer.name.clone(),
+                rank: self.context.rank(),
+                got: values.len(),
+                want: buffer.numel(),
+            });
+        }
+        state.buffers.write(id, token.microbatch, values);
+        Ok(())
+    }
+
     /// Ends a microbatch, or a batch of an evaluation.
     pub(crate) fn finish_microbatch(&self, token: MicrobatchId) -> Result<(), Error> {
         let operation = "finish of a microbatch";
@@ -264,6 +302,7 @@ impl Engine {
         state.machine.abort();
         state.gathers = UnitGathers::default();
         state.reductions = UnitReductions::new(&self.context);
+        state.buffers.discard();
         state.kept.clear();
         self.context.full_pool.let_go();
         self.context.full_pool.set_limit(state.machine.plan().memory().full);
@@ -467,7 +506,12 @@ impl Engine {
             step.agreed.take().expect("all ranks have agreed");
         let ended =
             EndedStep { id: &self.id, context: &self.context, step: &step, agreement: &agreement };
-        ended.gradients(&mut state.loss_scale, grad_shards)
+        let gradients = ended.gradients(&mut state.loss_scale, grad_shards);
+        match &gradients {
+            Ok(Gradients { verdict: Verdict::Apply, .. }) => state.buffers.commit(),
+            Ok(_) | Err(_) => state.buffers.discard(),
+        }
+        gradients
     }
 
     /// Begins an evaluation. Not collective.
@@ -553,7 +597,7 @@ mod tests {
         let options = ModelOptions::on(Mesh::SINGLE);
         let plan = Plan::new(spec, Mesh::SINGLE, options.plan_options()).expect("a plan");
         let context = Context::new(World::single(), Arc::new(plan), options).expect("a context");
-        Engine::new(context, Vec::new())
+        Engine::new(context, Vec::new(), ModelBuffers::default())
     }
 
     #[test]

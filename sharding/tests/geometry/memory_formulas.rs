@@ -250,6 +250,7 @@ fn counted(plan: &Plan) -> MemoryPlan {
         partial: words(partial),
         optimizer: words(most_state(plan)),
         update: ByteCount::ZERO,
+        buffers: ByteCount::ZERO,
     }
 }
 
@@ -451,8 +452,9 @@ fn the_total_adds_all_categories() {
         optimizer: ByteCount(10_000),
         gather_input: ByteCount(100_000),
         update: ByteCount(1_000_000),
+        buffers: ByteCount(10_000_000),
     };
-    assert_eq!(memory.total(), ByteCount(1_111_111));
+    assert_eq!(memory.total(), ByteCount(11_111_111));
 }
 
 /// Another order changes the schedule, and neither the layouts nor the fingerprint.

@@ -534,6 +534,7 @@ fn of(plan: &MemoryPlan, category: Category) -> ByteCount {
         Category::Partial => plan.partial,
         Category::Optimizer => plan.optimizer,
         Category::Update => plan.update,
+        Category::Buffers => plan.buffers,
         Category::Snapshot | Category::Load | Category::Other => ByteCount::ZERO,
     }
 }
