@@ -63,9 +63,10 @@ impl ShardedModel {
     ///
     /// `init` returns a parameter's full value in f32, row-major, `numel` elements. It is called
     /// once for each parameter, in the order of the spec, and then for each
-    /// [buffer](Param::buffer), and must return the same values on all ranks. The ranks compare digests of these values, so random numbers with different seeds are
-    /// an error here. Parameters that are [stored](Param::stored_in) in the compute dtype are
-    /// rounded once, to nearest, ties to even.
+    /// [buffer](Param::buffer), and must return the same values on all ranks. The ranks compare
+    /// digests of these values, so random numbers with different seeds are an error here.
+    /// Parameters that are [stored](Param::stored_in) in the compute dtype are rounded once, to
+    /// nearest, ties to even.
     ///
     /// Collective over the world. A rank that is refused, by its options for example, tells the
     /// other ranks and does not wait for them. A rank that is behind gets `StepAborted` with the
@@ -318,6 +319,29 @@ impl ShardedModel {
         })?;
         tensors.extend(buffers);
         Ok(tensors)
+    }
+
+    /// Returns a [buffer](Param::buffer) by name, as the last step left it: f32, row-major, whole
+    /// on each rank. `None` if the model has no such buffer. Not collective. Inside
+    /// [`with_shards`](Self::with_shards) it is the average.
+    ///
+    /// ```
+    /// use hsdp::prelude::*;
+    ///
+    /// let norm = Unit::new("bn")
+    ///     .param(Param::new("bn.weight", [2]))
+    ///     .param(Param::new("bn.running_mean", [2]).buffer());
+    /// let options = ModelOptions::on(Mesh::new(1, 1)?);
+    /// let spec = ModelSpec::new().unit(norm);
+    /// let model = ShardedModel::new(World::single(), spec, options, |_| vec![0.5; 2])?;
+    /// assert_eq!(model.buffer("bn.running_mean"), Some(vec![0.5; 2]));
+    /// assert_eq!(model.buffer("bn.weight"), None, "it is a parameter");
+    /// # Ok::<(), hsdp::Error>(())
+    /// ```
+    #[must_use]
+    pub fn buffer(&self, name: &str) -> Option<Vec<f32>> {
+        let id = self.engine.context.plan.spec().find_buffer(name)?;
+        Some(self.engine.state().buffers.committed_value(id).to_vec())
     }
 
     /// Starts a recording of the engine's [events](Event).

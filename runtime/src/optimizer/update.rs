@@ -193,6 +193,9 @@ impl<'a> UpdatePass<'a> {
                 state.shards[unit.index()].update(self.gradients.grad_shards.of(unit), update);
             updated.map_err(|error| site.device(error))?;
         }
+        for average in self.averages {
+            average.lock().update_buffers(state.buffers.all_committed());
+        }
         updates.lock().moved = moved;
         Ok(())
     }

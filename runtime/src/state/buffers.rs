@@ -17,6 +17,8 @@ pub(crate) struct ModelBuffers {
     committed: Vec<f32>,
     /// The values that the present step has written, if it has written any.
     written: Vec<f32>,
+    /// The values that the last step left, while averages are in their place.
+    own: Option<Vec<f32>>,
     /// The microbatches of the present step that have written, and the last of them.
     writes: u64,
     last_writer: Option<usize>,
@@ -46,7 +48,7 @@ impl ModelBuffers {
         }
         let committed = zeros_in(Category::Buffers, len)?;
         let written = zeros_in(Category::Buffers, len)?;
-        Ok(Self { places, committed, written, writes: 0, last_writer: None })
+        Ok(Self { places, committed, written, own: None, writes: 0, last_writer: None })
     }
 
     /// Returns a buffer as the present step has written it, or else as the last one left it.
@@ -57,6 +59,37 @@ impl ModelBuffers {
     /// Returns the buffers as the last step left them, with their ids.
     pub(crate) fn committed(&self) -> impl Iterator<Item = (BufferId, &[f32])> {
         self.places.iter().map(|place| (place.id, &self.committed[place.range.clone()]))
+    }
+
+    /// Returns a buffer as the last step left it.
+    pub(crate) fn committed_value(&self, id: BufferId) -> &[f32] {
+        &self.committed[self.range(id)]
+    }
+
+    /// Returns all buffers as the last step left them, one after the other in declared order.
+    pub(crate) fn all_committed(&self) -> &[f32] {
+        &self.committed
+    }
+
+    /// Replaces all buffers between steps by `values`, one after the other in declared order.
+    ///
+    /// # Panics
+    /// If there is another number of values.
+    pub(crate) fn set_all(&mut self, values: &[f32]) {
+        self.committed.copy_from_slice(values);
+    }
+
+    /// Puts averages in the place of all buffers, until [`restore`](Self::restore).
+    pub(crate) fn stand_in(&mut self, averages: Vec<f32>) {
+        debug_assert_eq!(averages.len(), self.committed.len(), "an average has all buffers");
+        self.own = Some(mem::replace(&mut self.committed, averages));
+    }
+
+    /// Gives the buffers their own values again.
+    pub(crate) fn restore(&mut self) {
+        if let Some(own) = self.own.take() {
+            self.committed = own;
+        }
     }
 
     /// Replaces a buffer between steps.

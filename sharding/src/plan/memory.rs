@@ -21,7 +21,7 @@ use crate::{AfterForward, ByteCount, DType, ElemCount, Phase, UnitId, UnitLayout
 /// | `partial` | 4 · Σ n; with accumulation `Every` and more than one replica twice that |
 /// | `grad_full` | with accumulation `Local` 4 · Σ numel of trainable parameters, otherwise 0 |
 /// | `full` | max over i of live(i) |
-/// | `buffers` | 8 · Σ numel of [buffers](crate::Param::buffer): as the last step left them, and as the present one has written them |
+/// | `buffers` | 4 · (2 + [averages](crate::ModelSpec::averaged)) · Σ numel of [buffers](crate::Param::buffer): as the last step left them, as the present one has written them, and their averages |
 ///
 /// ```text
 /// live(i) = Σ size · numel of gathers[i ..= i + prefetch]     (as far as the microbatch goes)
@@ -77,8 +77,8 @@ pub struct MemoryPlan {
     /// Matrices that are exchanged and updated as a whole, and sums of factored state, on the rank
     /// with the most.
     pub update: ByteCount,
-    /// [Buffers](crate::Param::buffer) as the last step left them, and as the present one has
-    /// written them.
+    /// [Buffers](crate::Param::buffer) as the last step left them, as the present one has written
+    /// them, and their averages.
     pub buffers: ByteCount,
 }
 
@@ -130,9 +130,9 @@ fn update(plan: &Plan) -> ByteCount {
     plan.updates.most(|update| update.extra)
 }
 
-/// Returns the bytes of both copies of the buffers, which lie on the host.
+/// Returns the bytes of both copies of the buffers and of their averages, which lie on the host.
 fn buffers(plan: &Plan) -> ByteCount {
-    plan.spec().buffer_numel().bytes(DType::F32) * 2
+    plan.spec().buffer_numel().bytes(DType::F32) * (2 + plan.spec().averages() as u64)
 }
 
 /// Returns the bytes of the master copies of a rank's shards.

@@ -163,14 +163,15 @@ impl ModelSpec {
         self
     }
 
-    /// Plans one more moving average of the trainable parameters, which takes an f32 for each
-    /// element of a rank's shard. As the state of optimizers, it affects predictions only.
+    /// Plans one more moving average of the trainable parameters and of the buffers, which takes an
+    /// f32 for each element of a rank's shard and of each buffer. As the state of optimizers, it
+    /// affects predictions only.
     #[must_use]
     pub fn averaged(self) -> Self {
         Self { averages: self.averages + 1, ..self }
     }
 
-    /// The number of moving averages of the trainable parameters.
+    /// The number of moving averages of the trainable parameters and of the buffers.
     #[must_use]
     pub const fn averages(&self) -> usize {
         self.averages

@@ -105,7 +105,7 @@ fn the_checkpoint_of_a_newer_version_is_no_broken_one_and_no_older_one_takes_its
     let path = place.path("run/step-00000020/manifest.json");
     rewrite(&path, |value| value.replace("\"format\":1", "\"format\":9"));
     let newer = format!(
-        "{}: this checkpoint was written by a newer version: format 9, this program reads up to 4\n",
+        "{}: this checkpoint was written by a newer version: format 9, this program reads up to 5\n",
         path.display()
     );
     let (code, text, _) = place.checkpoint(&["ls", "/run"]);
