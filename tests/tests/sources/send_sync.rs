@@ -18,6 +18,9 @@ table!(SHARDING {
     hsdp_sharding::Accumulation: Send Sync Unpin,
     hsdp_sharding::AfterForward: Send Sync Unpin,
     hsdp_sharding::Axis: Send Sync Unpin,
+    hsdp_sharding::BufferId: Send Sync Unpin,
+    hsdp_sharding::BufferProblem: Send Sync Unpin,
+    hsdp_sharding::BufferRule: Send Sync Unpin,
     hsdp_sharding::ByteCount: Send Sync Unpin,
     hsdp_sharding::Coordinate: Send Sync Unpin,
     hsdp_sharding::DType: Send Sync Unpin,
@@ -238,6 +241,7 @@ table!(RUNTIME {
 });
 
 table!(CHECKPOINTS {
+    hsdp::checkpoint::BufferState: Send Sync Unpin,
     hsdp::checkpoint::CheckpointOptions: Send Sync Unpin,
     hsdp::checkpoint::Checkpoints: Send Sync Unpin,
     hsdp::checkpoint::Content: Send Sync Unpin,
