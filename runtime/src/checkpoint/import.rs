@@ -72,8 +72,8 @@ pub struct Imported {
     pub model: ShardedModel,
     /// The names of the folder's tensors that are neither parameters nor buffers of the model.
     pub left_over: Vec<String>,
-    /// The names of the parameters and buffers that the folder lacks, in the order of the spec. They have the
-    /// values of [`Import::or_init`].
+    /// The names of the parameters and buffers that the folder lacks, in the order of the spec. They
+    /// have the values of [`Import::or_init`].
     pub initialised: Vec<String>,
 }
 

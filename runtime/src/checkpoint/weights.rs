@@ -104,7 +104,7 @@ impl Checkpoints {
             let fitting = differences::check_weights(saved, wanted)?;
             let averages = averages(saved.generation, weights)?;
             let source = |name: &str| averages.get(name).cloned().unwrap_or_else(|| name.into());
-            let parameters = parameters_of(model, &saved, fitting.as_ref(), &source)?;
+            let parameters = parameters_of(model, &saved, fitting.as_ref(), source)?;
             let buffers = buffers_of(model, &saved, fitting.as_ref(), source)?;
             let notes = fitting.iter().filter_map(|fitting| fitting.lists.text()).collect();
             Ok((LoadedState { parameters, buffers, fitting, notes }, ()))
