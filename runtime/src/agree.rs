@@ -4,6 +4,7 @@
 //! This floor does not act on it: steps and checkpoints do.
 
 pub(crate) mod agreement;
+pub(crate) mod buffers;
 pub(crate) mod comparison;
 pub(crate) mod header;
 pub(crate) mod unit_use;

@@ -59,6 +59,6 @@ pub use hsdp_checkpoint::{Exported, Folder, OptimizerHead, Weights, export};
 pub use import::{Import, Imported};
 pub use settings::{CheckpointOptions, Content, OtherOptions, OtherParameters, Resumed, Saved};
 
-pub use crate::persist::checkpointed::{Checkpointed, Expected, Spread, StateTensor};
+pub use crate::persist::checkpointed::{BufferState, Checkpointed, Expected, Spread, StateTensor};
 pub use crate::persist::problem::Problem;
 pub use crate::persist::saved::SavedState;

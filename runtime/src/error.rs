@@ -137,8 +137,8 @@ pub enum Error {
         /// The reason.
         problem: String,
     },
-    /// Ranks entered a step, made a model, or updated it, with different values of something that
-    /// must be the same on all ranks.
+    /// Ranks entered a step, made a model, updated it, or ended an evaluation, with different
+    /// values of something that must be the same on all ranks.
     #[error("{what} differs between ranks: rank {rank} has {got}, rank {other} has {want}")]
     Disagreement {
         /// The name of the value that differs.

@@ -102,9 +102,9 @@ pub use model::norms::{Histogram, Histograms};
 pub use optimizer::RuleExchange;
 pub use optimizer::ema::Ema;
 pub use optimizer::{
-    Adafactor, AdafactorOptions, AdamW, AdamWOptions, DeviceRun, Grouped, Lion, LionOptions, Muon,
-    MuonOptions, Optimizer, RateScale, Rule, Run, RunState, Selected, Setting, Sgd, SgdOptions,
-    Update, Updating, Whole, WholeParameters,
+    Adafactor, AdafactorOptions, AdamW, AdamWOptions, ClippedGradient, DeviceRun, Grouped, Lion,
+    LionOptions, Muon, MuonOptions, Optimizer, RateScale, Rule, Run, RunState, Selected, Setting,
+    Sgd, SgdOptions, Update, Updating, Whole, WholeParameters,
 };
 pub use options::allowed::{Allowed, LearningRate};
 pub use options::divide;

@@ -18,7 +18,7 @@ use hsdp_comm::{
     Error as CommError, Fault, FaultPlace, ModelLabel, PartKind, Reduction, World, WorldError,
 };
 use hsdp_kernels::Element;
-use hsdp_sharding::{FullCopies, ModelSpec, Param, Piece, Plan, Rank, UnitId};
+use hsdp_sharding::{BufferId, FullCopies, ModelSpec, Param, Piece, Plan, Rank, UnitId};
 use parking_lot::Mutex;
 
 use crate::agree::comparison::{self, InitialValues};
@@ -31,6 +31,7 @@ use crate::model::norms::{
 use crate::model::updates::{Moved, Updates};
 use crate::options::placement::Placement;
 use crate::options::{EndOfRun, ModelOptions, StepOptions};
+use crate::state::buffers::ModelBuffers;
 use crate::state::context::{Context, ErrorSite, ModelId};
 use crate::state::control;
 use crate::state::events::Event;
@@ -47,15 +48,25 @@ pub struct ShardedModel {
     pub(crate) updates: Mutex<Updates>,
 }
 
+/// The tensors of a rank's model that is made.
+#[derive(Debug)]
+pub(crate) struct InitialTensors {
+    pub(crate) shards: Vec<Shard>,
+    pub(crate) buffers: ModelBuffers,
+    /// Digests of the values that the program gave.
+    pub(crate) values: InitialValues,
+}
+
 impl ShardedModel {
     /// Plans the model, keeps this rank's shard of each parameter, and compares plan, options and
     /// shards with all other ranks.
     ///
     /// `init` returns a parameter's full value in f32, row-major, `numel` elements. It is called
-    /// once for each parameter, in the order of the spec, and must return the same values on all
-    /// ranks. The ranks compare digests of these values, so random numbers with different seeds are
-    /// an error here. Parameters that are [stored](Param::stored_in) in the compute dtype are
-    /// rounded once, to nearest, ties to even.
+    /// once for each parameter, in the order of the spec, and then for each
+    /// [buffer](Param::buffer), and must return the same values on all ranks. The ranks compare
+    /// digests of these values, so random numbers with different seeds are an error here.
+    /// Parameters that are [stored](Param::stored_in) in the compute dtype are rounded once, to
+    /// nearest, ties to even.
     ///
     /// Collective over the world. A rank that is refused, by its options for example, tells the
     /// other ranks and does not wait for them. A rank that is behind gets `StepAborted` with the
@@ -76,8 +87,8 @@ impl ShardedModel {
         init: impl FnMut(&Param) -> Vec<f32>,
     ) -> Result<Self, Error> {
         let context = Self::context(world, spec, options)?;
-        let (shards, values) = control::between_steps(&context.world, 0, || cut(&context, init))?;
-        Self::of(context, shards, &values)
+        let tensors = control::between_steps(&context.world, 0, || cut(&context, init))?;
+        Self::of(context, tensors)
     }
 
     /// Returns the constant parts of a model: plan, options and groups. A failure is told to the
@@ -116,16 +127,12 @@ impl ShardedModel {
         })
     }
 
-    /// Makes the model from this rank's shards, after a comparison with all other ranks. `values`
-    /// are those that the program gave.
-    pub(crate) fn of(
-        mut context: Context,
-        shards: Vec<Shard>,
-        values: &InitialValues,
-    ) -> Result<Self, Error> {
-        let label = comparison::of_models(&context, &shards, values)?;
+    /// Makes the model from this rank's tensors, after a comparison with all other ranks.
+    pub(crate) fn of(mut context: Context, tensors: InitialTensors) -> Result<Self, Error> {
+        let InitialTensors { shards, buffers, values } = tensors;
+        let label = comparison::of_models(&context, &shards, &values)?;
         context.take_label(label);
-        let engine = Arc::new(Engine::new(context, shards));
+        let engine = Arc::new(Engine::new(context, shards, buffers));
         Ok(Self { engine, updates: Mutex::default() })
     }
 
@@ -289,8 +296,8 @@ impl ShardedModel {
         state.shards[unit.index()].in_f32(self.engine.context.site("shard", state.next_step))
     }
 
-    /// Returns all parameters in full, in f32, row-major, by name: for export, evaluation and
-    /// tests.
+    /// Returns all parameters in full, and all [buffers](Param::buffer), in f32, row-major, by
+    /// name: for export, evaluation and tests.
     ///
     /// Collective over the shard group, outside of steps: one gather for each unit, in the order of
     /// the spec. Every rank gets all parameters.
@@ -303,10 +310,38 @@ impl ShardedModel {
         let state = self.engine.state();
         let shards = state.shards.clone();
         let step = state.next_step;
+        let name = |id: BufferId| context.plan.spec()[id].name.clone();
+        let buffers = state.buffers.committed();
+        let buffers: Vec<_> = buffers.map(|(id, values)| (name(id), values.to_vec())).collect();
         drop(state);
-        control::between_steps(&context.world, step, || {
+        let mut tensors = control::between_steps(&context.world, step, || {
             export::full_parameters(context.site("full_parameters", step), &shards)
-        })
+        })?;
+        tensors.extend(buffers);
+        Ok(tensors)
+    }
+
+    /// Returns a [buffer](Param::buffer) by name, as the last step left it: f32, row-major, whole
+    /// on each rank. `None` if the model has no such buffer. Not collective. Inside
+    /// [`with_shards`](Self::with_shards) it is the average.
+    ///
+    /// ```
+    /// use hsdp::prelude::*;
+    ///
+    /// let norm = Unit::new("bn")
+    ///     .param(Param::new("bn.weight", [2]))
+    ///     .param(Param::new("bn.running_mean", [2]).buffer());
+    /// let options = ModelOptions::on(Mesh::new(1, 1)?);
+    /// let spec = ModelSpec::new().unit(norm);
+    /// let model = ShardedModel::new(World::single(), spec, options, |_| vec![0.5; 2])?;
+    /// assert_eq!(model.buffer("bn.running_mean"), Some(vec![0.5; 2]));
+    /// assert_eq!(model.buffer("bn.weight"), None, "it is a parameter");
+    /// # Ok::<(), hsdp::Error>(())
+    /// ```
+    #[must_use]
+    pub fn buffer(&self, name: &str) -> Option<Vec<f32>> {
+        let id = self.engine.context.plan.spec().find_buffer(name)?;
+        Some(self.engine.state().buffers.committed_value(id).to_vec())
     }
 
     /// Starts a recording of the engine's [events](Event).
@@ -524,12 +559,12 @@ fn check_faults(world: &World, units: usize) -> Result<(), Error> {
     Err(error.into())
 }
 
-/// Keeps this rank's pieces of every parameter, also in the compute dtype, and digests of the full
-/// values.
+/// Keeps this rank's pieces of every parameter, also in the compute dtype, the buffers, and digests
+/// of the full values.
 fn cut(
     context: &Context,
     mut init: impl FnMut(&Param) -> Vec<f32>,
-) -> Result<(Vec<Shard>, InitialValues), Error> {
+) -> Result<InitialTensors, Error> {
     let mut shards = Vec::new();
     let mut values = InitialValues::default();
     for (unit, spec) in context.plan.spec().units().iter().enumerate() {
@@ -553,7 +588,14 @@ fn cut(
         }
         shards.push(Shard::new(context.site("init", 0), unit, shard)?);
     }
-    Ok((shards, values))
+    let mut buffers = ModelBuffers::zeros(context.plan.spec())?;
+    for (id, buffer) in context.plan.spec().buffers() {
+        let full = init(buffer);
+        check_size(context, buffer, &full)?;
+        values.note(buffer, &full);
+        buffers.set(id, &full);
+    }
+    Ok(InitialTensors { shards, buffers, values })
 }
 
 /// Checks the number of elements of an initial value.

@@ -25,7 +25,7 @@ mod whole;
 pub use adafactor::{Adafactor, AdafactorOptions};
 pub use adamw::{AdamW, AdamWOptions};
 pub use grouped::Grouped;
-pub use interface::{DeviceRun, Optimizer, Run, Selected, Update, Updating};
+pub use interface::{ClippedGradient, DeviceRun, Optimizer, Run, Selected, Update, Updating};
 pub use lion::{Lion, LionOptions};
 pub use muon::{Muon, MuonOptions, RateScale};
 #[doc(hidden)]

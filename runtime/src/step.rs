@@ -13,7 +13,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use hsdp_sharding::{Plan, UnitId};
+use hsdp_sharding::{BufferId, Plan, UnitId};
 
 use crate::error::Error;
 use crate::options::objective::{LossSum, Seed};
@@ -270,6 +270,34 @@ impl PassHandle {
     /// As [`Pass::reduce`], and [`Error::StalePass`] if the microbatch is over.
     pub fn reduce(&self, unit: UnitId, gradients: UnitGradients) -> Result<(), Error> {
         self.engine.reduce(self.token, unit, gradients)
+    }
+
+    /// Returns the elements of a [buffer](hsdp_sharding::Param::buffer), row-major: as the last
+    /// microbatch that wrote it in this step has left them, or else as the last step has. Not
+    /// collective.
+    ///
+    /// # Errors
+    /// [`Error::StalePass`] if the microbatch is over.
+    ///
+    /// # Panics
+    /// If the model has no such buffer.
+    pub fn buffer(&self, buffer: BufferId) -> Result<Vec<f32>, Error> {
+        self.engine.buffer(self.token, buffer)
+    }
+
+    /// Writes all elements of a [buffer](hsdp_sharding::Param::buffer), row-major. Later
+    /// microbatches of the step read them. They count when the step has finished on all ranks, and
+    /// its update is applied: a step that is dropped, fails, or is skipped leaves the buffers as they
+    /// were. Not collective: ranks compare digests, or take means, when the step finishes.
+    ///
+    /// # Errors
+    /// [`Error::Size`] for another number of elements; [`Error::Misuse`] in a batch of an
+    /// evaluation; [`Error::StalePass`] if the microbatch is over.
+    ///
+    /// # Panics
+    /// If the model has no such buffer.
+    pub fn write_buffer(&self, buffer: BufferId, values: &[f32]) -> Result<(), Error> {
+        self.engine.write_buffer(self.token, buffer, values)
     }
 
     /// Notes why this rank's step will fail: the text of an error outside of the runtime, such as

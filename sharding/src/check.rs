@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use crate::{
-    AfterForward, DType, Error, Granularity, ModelSpec, Param, Role, State, StorageProblem,
-    TieProblem, Unit,
+    AfterForward, BufferProblem, DType, Error, Granularity, ModelSpec, Param, Role, State,
+    StorageProblem, TieProblem, Unit,
 };
 
 /// The largest unit, and the largest model, that a plan accepts, in elements with padding: 2^48.
@@ -17,7 +17,9 @@ impl ModelSpec {
     /// # Errors
     /// - [`Error::EmptyModel`] if the model has no unit, [`Error::EmptyUnit`] if a unit has no
     ///   parameter.
-    /// - [`Error::DuplicateName`] if two parameters or two units have the same name.
+    /// - [`Error::DuplicateName`] if two parameters, two buffers or two units have the same name.
+    /// - [`Error::InvalidBuffer`] if a buffer has the name of a parameter, is marked as trainable,
+    ///   stored in another dtype, or to be cut.
     /// - [`Error::DuplicateSetting`] if a setting is stated twice, also with one value.
     /// - [`Error::ZeroDim`] if a dim of a parameter has size 0, [`Error::InvalidRows`] if it asks
     ///   for pieces of 0 rows, or for rows without having a dim, [`Error::InvalidBlocks`] if it
@@ -37,6 +39,7 @@ impl ModelSpec {
         }
         self.check_unit_names()?;
         self.check_param_names()?;
+        self.check_buffer_names()?;
         self.check_settings()?;
         self.units().iter().try_for_each(Unit::check)?;
         self.check_owned()?;
@@ -64,6 +67,24 @@ impl ModelSpec {
         Ok(())
     }
 
+    fn check_buffer_names(&self) -> Result<(), Error> {
+        for (second, (id, buffer)) in self.buffers().enumerate() {
+            if self.declared(&buffer.name).is_some() {
+                let buffer = buffer.name.clone();
+                return Err(Error::InvalidBuffer {
+                    buffer,
+                    problem: BufferProblem::NameOfParameter,
+                });
+            }
+            let owner = self.find_buffer(&buffer.name);
+            if let Some(owner) = owner.filter(|owner| *owner != id) {
+                let first = self.buffers().take_while(|(earlier, _)| *earlier != owner).count();
+                return Err(duplicate("buffer", &buffer.name, first, second));
+            }
+        }
+        Ok(())
+    }
+
     fn check_settings(&self) -> Result<(), Error> {
         let mut stated = HashMap::new();
         for (name, value) in self.settings() {
@@ -75,8 +96,13 @@ impl ModelSpec {
         Ok(())
     }
 
-    /// Checks that the bytes of all owned states can be counted.
+    /// Checks that the bytes of all owned states, and of all buffers, can be counted.
     fn check_owned(&self) -> Result<(), Error> {
+        let elements = self.buffer_numel().0;
+        if elements > MAX_ELEMENTS {
+            let what = "the buffers of the model".to_owned();
+            return Err(Error::TooLarge { what, elements, limit: MAX_ELEMENTS });
+        }
         let elements = self.params().fold(0u64, |sum, (_, param)| match param.state {
             State::Owned(words) => sum.saturating_add(words as u64),
             _ => sum,
@@ -105,6 +131,8 @@ impl ModelSpec {
             Some(TieProblem::Itself)
         } else if self.declared(alias).is_some() {
             Some(TieProblem::AliasIsParameter)
+        } else if self.find_buffer(alias).is_some() {
+            Some(TieProblem::AliasIsBuffer)
         } else if self.ties().take(place).any(|(earlier, _)| earlier == alias) {
             Some(TieProblem::AliasIsTaken)
         } else if self.declared(target).is_some() {
@@ -133,6 +161,7 @@ impl Unit {
             return Err(Error::UnitDType { unit: self.name.clone(), dtype });
         }
         self.params.iter().try_for_each(Param::check)?;
+        self.buffers.iter().try_for_each(Param::check_buffer)?;
         self.check_storage()
     }
 
@@ -153,9 +182,7 @@ impl Param {
     fn check(&self) -> Result<(), Error> {
         let param = || self.name.clone();
         let shape = || self.shape.clone();
-        if let Some(dim) = self.shape.iter().position(|&size| size == 0) {
-            return Err(Error::ZeroDim { param: param(), shape: shape(), dim });
-        }
+        self.check_dims()?;
         self.check_stored(|dtype| match (self.role, dtype) {
             (Role::Trainable, _) => Some(StorageProblem::Trainable),
             (Role::Frozen, DType::F16 | DType::BF16) => None,
@@ -170,6 +197,24 @@ impl Param {
         }?;
         self.check_matrices()?;
         self.check_state()
+    }
+
+    fn check_dims(&self) -> Result<(), Error> {
+        let Some(dim) = self.shape.iter().position(|&size| size == 0) else { return Ok(()) };
+        Err(Error::ZeroDim { param: self.name.clone(), shape: self.shape.clone(), dim })
+    }
+
+    /// Checks a buffer, of which no layout exists.
+    fn check_buffer(&self) -> Result<(), Error> {
+        self.check_dims()?;
+        let is_cut = self.granularity != Granularity::Element || self.view.is_some();
+        let problem = match self.role {
+            Role::Trainable => BufferProblem::Trainable,
+            Role::Frozen if self.stored.is_some() => BufferProblem::Stored,
+            Role::Frozen if is_cut => BufferProblem::Cut,
+            Role::Frozen => return Ok(()),
+        };
+        Err(Error::InvalidBuffer { buffer: self.name.clone(), problem })
     }
 
     /// Checks that a declared view has all elements. No product of sizes above 0 that saturates is
@@ -255,6 +300,41 @@ mod tests {
         let units = model([weight("a")]).unit(Unit::new("only").param(weight("b")));
         let expected = "two units are called `only`: number 0 and number 1 of the model";
         assert_eq!(refusal(&units), expected);
+    }
+
+    #[test]
+    fn a_buffer_has_a_name_of_its_own_and_nothing_of_a_parameter() {
+        let buffer = || Param::new("mean", [4]).buffer();
+        let spec = |other: Param| model([weight("a"), buffer(), other]);
+        assert_eq!(spec(Param::new("var", [4]).averaged_buffer()).validate(), Ok(()));
+        let refused = [
+            (spec(buffer()), "two buffers are called `mean`: number 0 and number 1 of the model"),
+            (spec(weight("mean")), "buffer `mean`: a parameter has the same name"),
+            (
+                spec(weight("b").buffer().rows(2)),
+                "buffer `b`: it is to be cut, or seen as matrices, and a buffer is whole on each rank",
+            ),
+            (
+                spec(weight("b").buffer().stored_in(DType::BF16)),
+                "buffer `b`: it is to be stored in another dtype, and buffers are in f32",
+            ),
+            (
+                spec(Param { role: Role::Trainable, ..weight("b").buffer() }),
+                "buffer `b`: it is marked as trainable, and no gradient reaches a buffer",
+            ),
+            (spec(Param::new("b", [0]).buffer()), "parameter `b` of shape [0]: dim 0 has size 0"),
+            (
+                model([weight("a"), buffer()]).tie("mean", "a"),
+                "tie `mean` -> `a`: a buffer has the alias as its own name",
+            ),
+            (
+                model([weight("a"), buffer()]).tie("other", "mean"),
+                "tie `other` -> `mean`: no parameter has the target's name",
+            ),
+        ];
+        for (spec, expected) in refused {
+            assert_eq!(refusal(&spec), expected);
+        }
     }
 
     #[test]

@@ -48,7 +48,7 @@ pub enum Error {
     /// Two parameters, or two units, have the same name.
     #[error("two {what}s are called `{name}`: number {first} and number {second} of the model")]
     DuplicateName {
-        /// The kind of the two: "parameter" or "unit".
+        /// The kind of the two: "parameter", "buffer" or "unit".
         what: &'static str,
         /// The name that occurs twice.
         name: String,
@@ -56,6 +56,14 @@ pub enum Error {
         first: usize,
         /// Place of the second that has the name, in declared order, from 0.
         second: usize,
+    },
+    /// A buffer has the name of a parameter, or asks for something that only parameters have.
+    #[error("buffer `{buffer}`: {problem}")]
+    InvalidBuffer {
+        /// Name of the buffer.
+        buffer: String,
+        /// The reason why it is refused.
+        problem: BufferProblem,
     },
     /// A [setting](crate::ModelSpec::setting) is stated twice.
     #[error("setting `{name}` is stated twice: {} and {}", values[0], values[1])]
@@ -198,6 +206,8 @@ pub enum TieProblem {
     Itself,
     /// The alias is the name of a parameter.
     AliasIsParameter,
+    /// The alias is the name of a buffer.
+    AliasIsBuffer,
     /// The alias is tied already.
     AliasIsTaken,
 }
@@ -211,7 +221,33 @@ impl fmt::Display for TieProblem {
             }
             Self::Itself => "a name cannot stand for itself",
             Self::AliasIsParameter => "a parameter has the alias as its own name",
+            Self::AliasIsBuffer => "a buffer has the alias as its own name",
             Self::AliasIsTaken => "the alias is tied already",
+        })
+    }
+}
+
+/// The reason why a buffer is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum BufferProblem {
+    /// A parameter has the same name.
+    NameOfParameter,
+    /// It is marked as trainable.
+    Trainable,
+    /// It declares a dtype in which it is stored: a buffer is in f32.
+    Stored,
+    /// It declares pieces or matrices: a buffer is whole on each rank.
+    Cut,
+}
+
+impl fmt::Display for BufferProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::NameOfParameter => "a parameter has the same name",
+            Self::Trainable => "it is marked as trainable, and no gradient reaches a buffer",
+            Self::Stored => "it is to be stored in another dtype, and buffers are in f32",
+            Self::Cut => "it is to be cut, or seen as matrices, and a buffer is whole on each rank",
         })
     }
 }

@@ -81,7 +81,7 @@ pub mod step;
 pub use self::balance::balanced;
 pub use self::count::{ByteCount, ElemCount};
 pub use self::dtype::DType;
-pub use self::error::{Error, StorageProblem, TieProblem};
+pub use self::error::{BufferProblem, Error, StorageProblem, TieProblem};
 pub use self::layout::{ALIGNMENT, ParamSlot, Piece, Pieces, Region, UnitLayout};
 pub use self::mesh::{Axis, Coordinate, Mesh};
 pub use self::plan::{
@@ -90,5 +90,6 @@ pub use self::plan::{
 };
 pub use self::rank::Rank;
 pub use self::spec::{
-    AfterForward, Granularity, Matrices, ModelSpec, Param, ParamId, Role, State, Unit, UnitId,
+    AfterForward, BufferId, BufferRule, Granularity, Matrices, ModelSpec, Param, ParamId, Role,
+    State, Unit, UnitId,
 };

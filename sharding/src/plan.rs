@@ -20,7 +20,7 @@ pub use self::traffic::{Flow, Traffic};
 use self::update::UpdateFlows;
 pub use self::update::UpdatePlan;
 use crate::check::MAX_ELEMENTS;
-use crate::{ByteCount, DType, Error, Mesh, ModelSpec, Piece, Rank, UnitId, UnitLayout};
+use crate::{BufferId, ByteCount, DType, Error, Mesh, ModelSpec, Piece, Rank, UnitId, UnitLayout};
 
 /// The layouts, the collective schedule and the exact costs of a step.
 ///
@@ -284,9 +284,21 @@ impl Plan {
         state::saved_by(self, rank)
     }
 
+    /// Returns the buffers that a rank writes to a checkpoint. Every rank holds every buffer, so
+    /// the ranks take them in turn, in declared order: one rank writes a whole buffer, since most
+    /// are small, and the bytes spread over the ranks.
+    ///
+    /// # Panics
+    /// If the rank is not in the mesh.
+    #[must_use]
+    pub fn buffers_saved_by(&self, rank: Rank) -> Vec<BufferId> {
+        state::buffers_saved_by(self, rank).map(|(id, _)| id).collect()
+    }
+
     /// The bytes that a rank holds for a checkpoint that is written while training goes on: a copy
-    /// of the parameters and of the optimizer state that it writes. That is 4 · Σ len over its
-    /// [pieces](Self::pieces_saved_by), and over its trainable pieces by their
+    /// of the parameters, of the optimizer state and of the buffers that it writes. That is 4 · Σ
+    /// len over its [pieces](Self::pieces_saved_by), 4 · (1 + averages) · Σ numel over its
+    /// [buffers](Self::buffers_saved_by), and over its trainable pieces by their
     /// [state](crate::State)
     ///
     /// | state | bytes |

@@ -5,8 +5,8 @@ mod param;
 mod state;
 mod unit;
 
-pub use self::model::{ModelSpec, ParamId, UnitId};
-pub use self::param::{Granularity, Param, Role};
+pub use self::model::{BufferId, ModelSpec, ParamId, UnitId};
+pub use self::param::{BufferRule, Granularity, Param, Role};
 pub use self::state::{Matrices, State};
 pub use self::unit::{AfterForward, Unit};
 
@@ -21,6 +21,26 @@ mod tests {
 
     fn model(params: impl IntoIterator<Item = Param>) -> ModelSpec {
         ModelSpec::new().unit(params.into_iter().fold(Unit::new("only"), Unit::param))
+    }
+
+    #[test]
+    fn buffers_are_numbered_apart_from_parameters() {
+        let mean = || Param::new("mean", [3]).buffer();
+        let spec = ModelSpec::new().unit(Unit::new("first").param(weight("a")).param(mean())).unit(
+            Unit::new("second").param(Param::new("own", [2]).averaged_buffer()).param(weight("b")),
+        );
+        let id = |unit, index| BufferId { unit: UnitId::new(unit), index };
+        assert_eq!(spec.find_buffer("mean"), Some(id(0, 0)));
+        assert_eq!(spec.find_buffer("own"), Some(id(1, 0)));
+        assert_eq!((spec.find("mean"), spec.find_buffer("a")), (None, None));
+        let names: Vec<_> = spec.tensors().map(|tensor| tensor.name.as_str()).collect();
+        assert_eq!(names, ["a", "b", "mean", "own"]);
+        assert_eq!((spec.numel(), spec.buffer_numel()), (ElemCount(24), ElemCount(5)));
+        // A model that is made by size keeps each of them, and they take no room in a unit.
+        let params = [weight("a"), mean(), weight("b")];
+        let wrapped = ModelSpec::wrapped(params, ElemCount(12));
+        assert_eq!(wrapped.units().len(), 2);
+        assert_eq!(wrapped.find_buffer("mean"), Some(id(0, 0)));
     }
 
     #[test]

@@ -14,7 +14,7 @@
 //! | [`offer`](StepMachine::offer) | has a unit's gradients | reductions whose turn has come |
 //! | [`end_microbatch`](StepMachine::end_microbatch) | ends the microbatch, or a batch of an evaluation | all gathers and reductions that are left |
 //! | [`finish`](StepMachine::finish) | ends the step | microbatches of other ranks, all-reduces, the statement |
-//! | [`evaluate`](StepMachine::evaluate), [`begin_batch`](StepMachine::begin_batch), [`mean`](StepMachine::mean) | evaluates | exchanges, gathers |
+//! | [`evaluate`](StepMachine::evaluate), [`begin_batch`](StepMachine::begin_batch), [`end_evaluation`](StepMachine::end_evaluation) | evaluates | exchanges, gathers |
 //! | [`abort`](StepMachine::abort) | drops the step | nothing |
 //!
 //! After an input, the host takes outputs from [`poll`](StepMachine::poll) until there is none, and

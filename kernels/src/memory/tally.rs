@@ -27,6 +27,8 @@ pub enum Category {
     Optimizer,
     /// The exchange of whole matrices in an update, and the computation on them.
     Update,
+    /// The values of a model's buffers, such as the running statistics of a batch norm.
+    Buffers,
     /// Copies of shards and state that a checkpoint is written from.
     Snapshot,
     /// Parameters that were read from a checkpoint, until all ranks have read theirs and the shards
@@ -47,7 +49,7 @@ pub struct Usage {
 
 impl Category {
     /// Every category that is counted.
-    pub const COUNTED: [Self; 9] = [
+    pub const COUNTED: [Self; 10] = [
         Self::Shard,
         Self::GatherInput,
         Self::Full,
@@ -55,6 +57,7 @@ impl Category {
         Self::Partial,
         Self::Optimizer,
         Self::Update,
+        Self::Buffers,
         Self::Snapshot,
         Self::Load,
     ];
@@ -74,6 +77,7 @@ impl fmt::Display for Category {
             Self::Partial => "partial",
             Self::Optimizer => "optimizer",
             Self::Update => "update",
+            Self::Buffers => "buffers",
             Self::Snapshot => "snapshot",
             Self::Load => "load",
             Self::Other => "other",

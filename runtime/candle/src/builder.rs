@@ -18,9 +18,9 @@ use crate::recorded::is_buffer;
 /// ```
 /// # use candle_core::{Result, Tensor};
 /// # use candle_nn::{Module, linear};
-/// # use hsdp_candle::Units;
+/// # use hsdp_candle::{Units, UnitsExt};
 /// fn forward(units: &dyn Units, x: &Tensor) -> Result<Tensor> {
-///     units.unit("h.0", x, &mut |p, x| {
+///     units.unit("h.0", x, |p, x| {
 ///         linear(4, 4, hsdp_candle::var_builder(p).pp("h.0"))?.forward(x)
 ///     })
 /// }

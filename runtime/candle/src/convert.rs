@@ -47,12 +47,13 @@ pub(crate) fn casts_inputs(spec: &ModelSpec) -> bool {
     spec.units().iter().any(|unit| unit.compute_dtype.is_some())
 }
 
-/// Casts the input of a unit that computes in `dtype`. Ids and masks of integers stay as they are.
-pub(crate) fn cast_input(input: &Tensor, dtype: DType) -> Result<Tensor> {
-    match input.dtype() {
+/// Casts the inputs of a unit that computes in `dtype`. Ids and masks of integers stay as they are.
+pub(crate) fn cast_inputs(inputs: &[Tensor], dtype: DType) -> Result<Vec<Tensor>> {
+    let cast = |input: &Tensor| match input.dtype() {
         DType::F16 | DType::BF16 | DType::F32 | DType::F64 => input.to_dtype(dtype),
         _ => Ok(input.clone()),
-    }
+    };
+    inputs.iter().map(cast).collect()
 }
 
 /// Casts the output of a model to the output dtype of `precision`, if one is set.

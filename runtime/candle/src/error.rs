@@ -38,6 +38,15 @@ pub enum Error {
         /// The unit whose parameters were freed.
         unit: String,
     },
+    /// A call came after the end of its pass.
+    #[error(
+        "{call} is refused, because its pass is over: a pass has one forward, and then one \
+         `backward`, `backward_sum` or `finish`"
+    )]
+    PassOver {
+        /// The call, with the unit if it runs one.
+        call: String,
+    },
     /// An op read a parameter after it was freed.
     #[error(
         "candle's {op} read a parameter whose unit is resharded: a parameter can be read only \

@@ -4,7 +4,7 @@
 //! collectives with gradients: [`distributed`].
 //!
 //! candle has no hooks and is not patched: custom ops drive the sharding, and others carry the
-//! collectives. The crate does not wrap modules: a forward is written against two small traits,
+//! collectives. The crate does not wrap modules: a forward is written against small traits,
 //! [`Units`] and [`Parameters`], and runs sharded on a [`Pass`] or whole on [`Plain`]. It makes its
 //! layers with their own constructors, from a [`var_builder`]. The crate `hsdp-models` has models,
 //! and layers of transformers with gradients, which candle-nn lacks. This crate supports the CPU,
@@ -14,8 +14,8 @@
 //! |---|---|---|
 //! | the parameters, grouped into units to shard | `fully_shard(module, mesh)` | [`hsdp::ModelSpec`] |
 //! | the sharded model | `FSDPModule` | [`hsdp::ShardedModel`] |
-//! | the module's forward | `forward` with pre- and post-forward hooks | [`Pass::unit`] |
-//! | activation checkpointing | `checkpoint_wrapper` | [`Pass::recomputed`] |
+//! | the module's forward | `forward` with pre- and post-forward hooks | [`UnitsExt::unit`] |
+//! | activation checkpointing | `checkpoint_wrapper` | [`UnitsExt::recomputed`] |
 //! | evaluation | `model.eval()`, `torch.no_grad()` | [`hsdp::Evaluation`], [`Pass::finish`] |
 //! | `loss.backward()` | pre-backward hooks, gradient-ready hooks | [`Pass::backward`] |
 //! | `x.grad` of a tensor that is no parameter | `x.grad` | [`Pass::gradient_of`] |
@@ -63,13 +63,12 @@
 //! A model whose constructors take a `VarBuilder` is not rewritten. [`record`] finds its
 //! parameters, without memory for them, and groups them into units. Each unit's forward makes its
 //! own layers. Here the backward runs the blocks again instead of keeping their tensors
-//! ([`Units::recomputed`]):
+//! ([`UnitsExt::recomputed`]):
 //!
 //! ```
 //! use candle_core::{Device, Tensor};
 //! use candle_nn::{Embedding, Linear, Module, VarBuilder, embedding, linear};
 //! use hsdp_candle::prelude::*;
-//! use std::sync::Arc;
 //!
 //! // The model: candle code, as it is.
 //! struct Block(Linear, Linear);
@@ -99,14 +98,14 @@
 //!
 //! // Its forward, unit by unit.
 //! fn forward(units: &dyn Units, tokens: &Tensor) -> candle_core::Result<Tensor> {
-//!     let mut x = units.unit("embed", tokens, &mut |p, tokens| {
+//!     let mut x = units.unit("embed", tokens, |p, tokens| {
 //!         embedding(10, 4, var_builder(p).pp("embed"))?.forward(tokens)
 //!     })?;
 //!     for name in ["h.0", "h.1"] {
 //!         let block = move |p: &dyn Parameters, x: &Tensor| {
 //!             Block::load(var_builder(p).pp(name))?.forward(x)
 //!         };
-//!         x = units.recomputed(name, &x, Arc::new(block))?;
+//!         x = units.recomputed(name, &x, block)?;
 //!     }
 //!     units.output(&x)
 //! }
@@ -120,8 +119,7 @@
 //!     let mut step = model.begin_step(StepOptions::microbatches(1))?;
 //!     let pass = Pass::new(step.microbatch()?)?;
 //!     let tokens = Tensor::new(&[3_u32, 1, 4, 1], &Device::Cpu)?;
-//!     let loss = forward(&pass, &tokens)?.sqr()?.mean_all()?;
-//!     pass.backward(&loss, 4)?;
+//!     pass.backward(&forward(&pass, &tokens)?.sqr()?.mean_all()?, 4)?;
 //!     Ok(step.finish()?.norm())
 //! };
 //! for norm in hsdp::launch(4, WorldOptions::default(), train) {
@@ -130,7 +128,7 @@
 //! # Ok::<(), hsdp_candle::Error>(())
 //! ```
 //!
-//! In reading order: `model` (the two traits), `builder`, `recorded` (models with constructors),
+//! In reading order: `model` (the traits), `builder`, `recorded` (models with constructors),
 //! `plain`, `pass` (implementations of the traits), `ops` (the custom ops that candle calls),
 //! `unit` (the state of a unit in a microbatch, and its uses), `variables` (the variables that a
 //! loss depends on), `recompute`, `storage`, `gradient`, `cuda` (moving and lending buffers),
@@ -160,7 +158,7 @@ mod zeros;
 pub use builder::var_builder;
 pub use convert::{candle_dtype, device};
 pub use error::{DeclarationError, Error, LostGradients};
-pub use model::{Forward, Parameters, RepeatableForward, Units};
+pub use model::{Forward, Parameters, RepeatableForward, UnitInputs, Units, UnitsExt};
 pub use pass::Pass;
 pub use plain::Plain;
 pub use recorded::{Recorded, record};

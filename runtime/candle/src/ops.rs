@@ -1,7 +1,7 @@
 //! The custom ops that tie a unit's forward to the runtime.
 //!
 //! ```text
-//!   input --AfterBackward--+-----------------------------+
+//!   input --AfterBackward--+--> InputOp (of each input) -+
 //!                          |                             v
 //!                          +---> forward --------> BeforeBackward --> output
 //!                                   ^
@@ -9,18 +9,20 @@
 //! ```
 //!
 //! candle walks the graph backwards. It reaches `BeforeBackward` before any op of the unit, each
-//! `Unshard` when the parameter's gradient is complete, and `AfterBackward` after all ops of the
-//! unit.
+//! `Unshard` when the parameter's gradient is complete, and the last `AfterBackward` after all ops
+//! of the unit.
 //!
-//! The input is the first parent of the output. candle sorts the parents of a tensor one after the
-//! other, so everything before the input is sorted before the ops of the unit, and a unit's
-//! gradients are complete before the backward leaves it. Without that parent, candle's order would
-//! depend on how the forward is written: if a weight is on the left of a matmul, all units would be
-//! reduced at the end of the backward, and in forward order. An output that does not depend on the
-//! input does not have this parent, so that parameters before the input do not seem to be trained.
+//! The chain of the inputs is the first parent of the output. candle sorts the parents of a tensor
+//! one after the other, so everything before the inputs is sorted before the ops of the unit, and a
+//! unit's gradients are complete before the backward leaves it. Without that parent, candle's order
+//! would depend on how the forward is written: if a weight is on the left of a matmul, all units
+//! would be reduced at the end of the backward, and in forward order. An input that the output does
+//! not depend on is not in the chain, so that parameters before it do not seem to be trained.
 //!
-//! A recomputed unit is one op, [`RecomputeOp`](crate::recompute::RecomputeOp), which runs a
-//! backward of its own. [`IdentityOp::Seed`] ends the graph of that backward.
+//! A recomputed unit is one op, [`RecomputeOp`](crate::recompute::RecomputeOp), whose parent is the
+//! chain. Its backward runs a backward of its own, which [`IdentityOp::Seed`] begins, and leaves
+//! the gradient of each input to the input's `InputOp`. Only the op depends on the chain, so candle
+//! comes to each `InputOp` after the op and before its input, whatever else depends on that input.
 
 use std::sync::Arc;
 
@@ -78,8 +80,62 @@ impl CustomOp1 for Unshard {
     }
 }
 
-/// Op that returns its second parent, the output of a unit. The first parent is the input of the
-/// unit, and only sets the order. The backward gathers the unit's parameters.
+/// Op that returns its first parent, the chain of the inputs before this one. The second parent is
+/// an input. The chain is a scalar whose value has no meaning.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct InputOp(Arc<Mutex<Option<Tensor>>>);
+
+impl InputOp {
+    /// Sets the gradient that the backward gives to the input. Without it, the input gets zeros and
+    /// only sets the order.
+    pub(crate) fn set_gradient(&self, gradient: Tensor) {
+        *self.0.lock() = Some(gradient);
+    }
+}
+
+impl CustomOp2 for InputOp {
+    fn name(&self) -> &'static str {
+        "input of a unit"
+    }
+
+    fn cpu_fwd(
+        &self,
+        before: &CpuStorage,
+        layout: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        copy(before, layout)
+    }
+
+    #[cfg(feature = "candle-cuda")]
+    fn cuda_fwd(
+        &self,
+        before: &CudaStorage,
+        layout: &Layout,
+        _: &CudaStorage,
+        _: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        cuda::copy(before, layout)
+    }
+
+    fn bwd(
+        &self,
+        before: &Tensor,
+        input: &Tensor,
+        _: &Tensor,
+        _: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let gradient = match self.0.lock().take() {
+            Some(gradient) => Some(gradient),
+            None => zeros::for_parent(input)?,
+        };
+        Ok((zeros::for_parent(before)?, gradient))
+    }
+}
+
+/// Op that returns its second parent, the output of a unit. The first parent is the chain of the
+/// inputs, and only sets the order. The backward gathers the unit's parameters.
 pub(crate) struct BeforeBackward(pub(crate) Arc<UnitUsage>);
 
 impl CustomOp2 for BeforeBackward {
@@ -110,22 +166,19 @@ impl CustomOp2 for BeforeBackward {
 
     fn bwd(
         &self,
-        input: &Tensor,
+        inputs: &Tensor,
         _: &Tensor,
         _: &Tensor,
         gradient: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         self.0.gather()?;
-        Ok((zeros::for_parent(input)?, Some(gradient.clone())))
+        Ok((zeros::for_parent(inputs)?, Some(gradient.clone())))
     }
 }
 
 /// The identity, with a special backward.
 pub(crate) enum IdentityOp {
-    /// The backward gathers the unit's parameters. It is for the output of a unit that does not
-    /// depend on the input.
-    BeforeBackward(Arc<UnitUsage>),
-    /// The backward frees frozen parameters.
+    /// The backward frees frozen parameters, if it has come to all inputs of the unit.
     AfterBackward(Arc<UnitUsage>),
     /// The backward returns a gradient that an earlier backward computed. A backward that begins
     /// here begins with that gradient instead of ones.
@@ -135,7 +188,6 @@ pub(crate) enum IdentityOp {
 impl CustomOp1 for IdentityOp {
     fn name(&self) -> &'static str {
         match self {
-            Self::BeforeBackward(_) => "before the backward of a unit",
             Self::AfterBackward(_) => "after the backward of a unit",
             Self::Seed(_) => "seed of a recomputed unit",
         }
@@ -152,8 +204,7 @@ impl CustomOp1 for IdentityOp {
 
     fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
         match self {
-            Self::BeforeBackward(usage) => usage.gather()?,
-            Self::AfterBackward(usage) => usage.release()?,
+            Self::AfterBackward(usage) => usage.leave_input()?,
             Self::Seed(earlier) => return Ok(Some(earlier.clone())),
         }
         Ok(Some(gradient.clone()))

@@ -4,45 +4,49 @@ mod reader;
 mod recomputed;
 mod start;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use candle_core::{DType, Device, Tensor, Var};
-use hsdp::{FullCopies, ParamId};
+use hsdp::{FullCopies, ParamId, PassHandle};
 use hsdp_sharding::Role;
 use parking_lot::Mutex;
 
 use self::reader::PassReader;
 use self::recomputed::FirstRuns;
 use self::start::{LossForm, Start};
-use crate::convert::{candle_dtype, cast_input, cast_output, casts_inputs, is_in_16_bits};
+use crate::convert::{candle_dtype, cast_inputs, cast_output, casts_inputs, is_in_16_bits};
 use crate::error::{CUTS, DeclarationError, Error, LostGradients};
-use crate::model::{Forward, Parameters, RepeatableForward, Units};
-use crate::ops::{BeforeBackward, IdentityOp};
+use crate::model::{Forward, RepeatableForward, Units};
+use crate::ops::{BeforeBackward, IdentityOp, InputOp};
 use crate::recompute::is_differentiated;
 use crate::unit::{BackwardHere, InputWatch, LiveUnit, PassProgress, UnitUsage};
 use crate::variables::{Reached, VariableGradient, VariablePurpose, WantedGradients};
-use crate::zeros::{self, UnitCuts, ZeroSearch};
+use crate::zeros::{self, CutInput, UnitCuts, ZeroSearch};
 
 /// One forward and backward of a model in candle, on parameters that exist only while they are
 /// needed. On a [batch](hsdp::Evaluation::batch) of an evaluation it is a forward alone, which
 /// makes no graph and ends with [`finish`](Self::finish).
 ///
-/// [`unit`](Self::unit) gathers a unit's parameters, runs its forward on them, and frees them.
-/// [`backward`](Self::backward) gathers them again unit by unit, and reduces their gradients as
-/// soon as they are complete. [`recomputed`](Self::recomputed) also drops the tensors that a
-/// forward makes, and the backward makes them again, unit by unit. A parameter that is read twice,
-/// by one unit or by several, is one tensor.
+/// [`unit`](crate::UnitsExt::unit) gathers a unit's parameters, runs its forward on them, and frees
+/// them. [`backward`](Self::backward) gathers them again unit by unit, and reduces their gradients
+/// as soon as they are complete. [`recomputed`](crate::UnitsExt::recomputed) also drops the tensors
+/// that a forward makes, and the backward makes them again, unit by unit. A parameter that is read
+/// twice, by one unit or by several, is one tensor.
 ///
 /// A unit must be marked [`keep`](hsdp_sharding::Unit::keep) if it runs more than once in a
 /// forward, or if another unit reads one of its parameters (by a tied name, say).
 #[derive(Debug)]
+#[must_use = "a microbatch that is not finished fails its step"]
 pub struct Pass<'step> {
-    inner: hsdp::Pass<'step>,
+    /// The pass of the runtime, until a backward or `finish` takes it.
+    inner: Mutex<Option<hsdp::Pass<'step>>>,
+    handle: PassHandle,
     units: LiveUnits,
     /// Parameters that were read in this microbatch.
     tensors: Mutex<HashMap<ParamId, Tensor>>,
-    /// Whether the input of each unit is cast to the unit's compute dtype.
+    /// Whether the inputs of each unit are cast to the unit's compute dtype.
     casts_inputs: bool,
     device: Device,
     /// First parent of all parameters. It is a variable, so that candle tracks the tensors made
@@ -105,10 +109,11 @@ impl<'step> Pass<'step> {
         handle.explain_unused(CUTS);
         let seeks_cuts = kind == PassKind::Training && handle.seeks_cuts();
         Ok(Self {
-            inner,
+            inner: Mutex::new(Some(inner)),
+            handle: handle.clone(),
             seeks_cuts,
             cuts: UnitCuts::default(),
-            units: LiveUnits { states, progress },
+            units: LiveUnits { states, progress, has_ended: AtomicBool::new(false) },
             tensors: Mutex::default(),
             casts_inputs: casts_inputs(spec),
             device: device.clone(),
@@ -116,7 +121,7 @@ impl<'step> Pass<'step> {
             wanted: WantedGradients::default(),
             first_runs: FirstRuns::default(),
             watch: if frozen && kind == PassKind::Training {
-                InputWatch::Input
+                InputWatch::Inputs
             } else {
                 InputWatch::Off
             },
@@ -124,61 +129,26 @@ impl<'step> Pass<'step> {
         })
     }
 
-    /// Runs `forward` with the parameters of the unit `name`. If any unit of the model
-    /// [declares](hsdp_sharding::Unit::compute_in) its compute dtype, each unit gets its float
-    /// input in its own compute dtype; otherwise inputs are not cast. The output keeps the dtype
-    /// that `forward` gives it.
-    ///
-    /// A value computed from a parameter must leave the unit as its output: when `unit` returns,
-    /// the parameters are freed, and an op that reads one fails with [`Error::Resharded`].
-    ///
-    /// Waits for a gather over the shard group, which all its ranks issue in the plan's order. If
-    /// it fails, the other ranks get its error, with this rank and the unit, when the step is
-    /// dropped.
-    ///
-    /// # Errors
-    /// [`DeclarationError::UnknownUnit`](crate::DeclarationError::UnknownUnit),
-    /// [`DeclarationError::UnknownParameter`](crate::DeclarationError::UnknownParameter);
-    /// [`Error::Freed`] if a unit that is not kept is needed a second time; [`Error::Runtime`] if a
-    /// gather fails; and the error that `forward` returns.
-    pub fn unit(
-        &self,
-        name: &str,
-        input: &Tensor,
-        forward: impl FnOnce(&dyn Parameters, &Tensor) -> candle_core::Result<Tensor>,
-    ) -> Result<Tensor, Error> {
-        self.told(name, self.run(name, input, forward))
-    }
-
     /// Records an error of a unit for the other ranks, and adds the unit to it.
     fn told<T>(&self, unit: &str, result: Result<T, Error>) -> Result<T, Error> {
         result.map_err(|error| {
-            self.inner.handle().note_failure(&format_args!("unit {unit}: {error}"));
+            self.handle.note_failure(&format_args!("unit {unit}: {error}"));
             error.in_unit(unit)
         })
     }
 
-    fn run(
-        &self,
-        name: &str,
-        input: &Tensor,
-        forward: impl FnOnce(&dyn Parameters, &Tensor) -> candle_core::Result<Tensor>,
-    ) -> Result<Tensor, Error> {
+    fn run(&self, name: &str, inputs: &[Tensor], forward: Forward<'_>) -> Result<Tensor, Error> {
         let own = self.find(name)?;
-        let watch = if input.track_op() { self.watch } else { InputWatch::Off };
         let usage = UnitUsage::of(own);
         own.gather()?;
-        let input = match watch {
-            InputWatch::Input => &input.apply_op1(IdentityOp::AfterBackward(Arc::clone(&usage)))?,
-            InputWatch::Off => input,
-        };
+        let inputs = self.hooked(inputs, &usage)?;
         let reader = PassReader { pass: self, own, usage: &usage };
         let output = match self.casts_inputs {
-            true => forward(&reader, &cast_input(input, own.dtype())?)?,
-            false => forward(&reader, input)?,
+            true => forward(&reader, &cast_inputs(&inputs, own.dtype())?)?,
+            false => forward(&reader, &inputs)?,
         };
         let output = match output.track_op() {
-            true => self.before_backward(own, input, &output, &usage)?,
+            true => self.before_backward(own, &inputs, &output, &usage)?,
             // It may be a view of a parameter, which will be freed.
             false => output.copy()?,
         };
@@ -186,29 +156,64 @@ impl<'step> Pass<'step> {
         Ok(output)
     }
 
+    /// Returns the inputs of a use with the hooks that watch them. A pass that looks for cuts gives
+    /// several inputs new tensors: the output may depend on a skip connection through another
+    /// input.
+    fn hooked(&self, inputs: &[Tensor], usage: &Arc<UnitUsage>) -> Result<Vec<Tensor>, Error> {
+        let hooked = |input: &Tensor| match self.watch {
+            _ if !is_differentiated(input) => Ok(input.clone()),
+            InputWatch::Inputs => {
+                usage.watch_input();
+                input.apply_op1(IdentityOp::AfterBackward(Arc::clone(usage)))
+            }
+            InputWatch::Off if self.seeks_cuts && inputs.len() > 1 => {
+                input.broadcast_as(input.shape())
+            }
+            InputWatch::Off => Ok(input.clone()),
+        };
+        Ok(inputs.iter().map(hooked).collect::<candle_core::Result<_>>()?)
+    }
+
     /// Returns the output of a unit, with a backward that gathers the parameters.
     fn before_backward(
         &self,
         own: &LiveUnit,
-        input: &Tensor,
+        inputs: &[Tensor],
         output: &Tensor,
         usage: &Arc<UnitUsage>,
     ) -> Result<Tensor, Error> {
-        let usage = Arc::clone(usage);
-        if !is_differentiated(input) {
-            return Ok(output.apply_op1(IdentityOp::BeforeBackward(usage))?);
+        let before: Option<HashSet<_>> =
+            self.seeks_cuts.then(|| zeros::ids_before(output).collect());
+        let is_parent = |input: &Tensor| {
+            is_differentiated(input)
+                && before.as_ref().is_none_or(|before| before.contains(&input.id()))
+        };
+        let parents: Vec<bool> = inputs.iter().map(is_parent).collect();
+        let mut chain = self.anchor.detach();
+        for (input, _) in inputs.iter().zip(&parents).filter(|(_, is_parent)| **is_parent) {
+            chain = chain.apply_op2(input, InputOp::default())?;
         }
-        if self.seeks_cuts && !zeros::depends(output, input) {
-            let output = output.apply_op1(IdentityOp::BeforeBackward(usage))?;
-            self.cuts.note(own.name(), &output);
-            return Ok(output);
+        let output = chain.apply_op2(output, BeforeBackward(Arc::clone(usage)))?;
+        self.note_cuts(own, inputs, &parents, &output);
+        Ok(output)
+    }
+
+    /// Records the inputs with variables before them that are no parents of the output of their
+    /// unit.
+    fn note_cuts(&self, own: &LiveUnit, inputs: &[Tensor], parents: &[bool], output: &Tensor) {
+        for (index, (input, is_parent)) in inputs.iter().zip(parents).enumerate() {
+            if !is_parent && is_differentiated(input) && zeros::has_variables_before(input) {
+                let unit = own.name().to_owned();
+                let output = output.id();
+                self.cuts.note(CutInput { unit, index, count: inputs.len(), output });
+            }
         }
-        Ok(input.apply_op2(output, BeforeBackward(usage))?)
     }
 
     /// Requests the gradient of a variable of the program, which is no parameter of the model: an
     /// input, say, or a temperature that the program trains itself. The
-    /// [`backward`](Self::backward) of this pass provides it. Not collective.
+    /// [`backward`](Self::backward) of this pass, which comes after this call, provides it. Not
+    /// collective.
     ///
     /// It is the gradient of this rank's loss alone. Variables that all ranks train together are
     /// better declared as parameters, which are reduced, clipped, updated and saved.
@@ -231,7 +236,8 @@ impl<'step> Pass<'step> {
     }
 
     /// Runs the backward of a loss that is the mean over items of total weight `weight` (tokens,
-    /// say), and ends the microbatch. Returns the loss.
+    /// say), and ends the microbatch, even if it fails. Returns the loss. Each later call of the
+    /// pass is refused.
     ///
     /// A loss in bf16 or f16 has gradients of full precision, but its value is read as it is, with
     /// 8 or 11 bits. Compute the loss in f32, from logits cast by [`Units::output`], to see more.
@@ -246,8 +252,8 @@ impl<'step> Pass<'step> {
     /// [`LostGradients::OtherPass`](crate::LostGradients::OtherPass) if it depends on a unit that
     /// another pass runs; [`Error::Runtime`] if a collective fails, or if `loss` was computed in
     /// another microbatch; [`Error::Candle`] if `loss` is not a scalar of floats, or an op has no
-    /// backward.
-    pub fn backward(self, loss: &Tensor, weight: u64) -> Result<f64, Error> {
+    /// backward; [`Error::PassOver`] after another backward.
+    pub fn backward(&self, loss: &Tensor, weight: u64) -> Result<f64, Error> {
         self.backward_of(loss, LossForm::Mean, weight)
     }
 
@@ -256,7 +262,7 @@ impl<'step> Pass<'step> {
     ///
     /// # Errors
     /// The errors of [`backward`](Self::backward).
-    pub fn backward_sum(self, loss: &Tensor, weight: u64) -> Result<f64, Error> {
+    pub fn backward_sum(&self, loss: &Tensor, weight: u64) -> Result<f64, Error> {
         self.backward_of(loss, LossForm::Sum, weight)
     }
 
@@ -266,19 +272,39 @@ impl<'step> Pass<'step> {
     /// Collective over the shard group: it issues the gathers that this rank has not issued.
     ///
     /// # Errors
-    /// [`Error::Runtime`] if a gather fails.
+    /// [`Error::Runtime`] if a gather fails; [`Error::PassOver`] after a backward.
     pub fn finish(self) -> Result<(), Error> {
+        let inner = self.end("`finish`")?;
+        self.finish_units(inner)
+    }
+
+    /// Takes the pass of the runtime for the call that ends the microbatch.
+    fn end(&self, call: &str) -> Result<hsdp::Pass<'step>, Error> {
+        self.inner.lock().take().ok_or_else(|| Error::PassOver { call: call.to_owned() })
+    }
+
+    fn finish_units(&self, inner: hsdp::Pass<'_>) -> Result<(), Error> {
         self.units.states.iter().rev().try_for_each(|unit| unit.finish())?;
-        Ok(self.inner.finish()?)
+        Ok(inner.finish()?)
     }
 
-    fn backward_of(self, loss: &Tensor, form: LossForm, weight: u64) -> Result<f64, Error> {
-        let handle = self.inner.handle();
-        let result = self.run_backward(loss, form, weight);
-        result.inspect_err(|error| handle.note_failure(&format_args!("backward: {error}")))
+    fn backward_of(&self, loss: &Tensor, form: LossForm, weight: u64) -> Result<f64, Error> {
+        let result = self.end("a backward").and_then(|inner| {
+            let result = self.run_backward(inner, loss, form, weight);
+            self.units.end();
+            self.tensors.lock().clear();
+            result
+        });
+        result.inspect_err(|error| self.handle.note_failure(&format_args!("backward: {error}")))
     }
 
-    fn run_backward(mut self, loss: &Tensor, form: LossForm, weight: u64) -> Result<f64, Error> {
+    fn run_backward(
+        &self,
+        mut inner: hsdp::Pass<'_>,
+        loss: &Tensor,
+        form: LossForm,
+        weight: u64,
+    ) -> Result<f64, Error> {
         if !loss.dims().is_empty() || loss.dtype().is_int() {
             let shape = loss.dims();
             let dtype = loss.dtype().as_str();
@@ -293,7 +319,7 @@ impl<'step> Pass<'step> {
             self.wanted.check(&reached)?;
         }
         let value = loss.to_dtype(DType::F64)?.to_scalar::<f64>()?;
-        let seed = self.inner.loss(form.loss(value, weight))?;
+        let seed = inner.loss(form.loss(value, weight))?;
         // The mean over no items is NaN, and its gradient would be, too. Such a loss has the seed
         // 0.
         if seed.value() == 0.0 {
@@ -303,19 +329,19 @@ impl<'step> Pass<'step> {
             self.warn_of_cuts(&reached);
             self.differentiate(loss, &reached, start)?;
         }
-        self.finish()?;
+        self.finish_units(inner)?;
         Ok(value)
     }
 
-    /// Warns of the units that cut the graph after their input, and that the backward reaches.
+    /// Warns of the units that cut the graph after an input, and that the backward reaches.
     fn warn_of_cuts(&self, reached: &Reached) {
-        let units = self.cuts.units(reached);
-        if !units.is_empty() {
-            self.inner.handle().note_cuts();
+        let inputs = self.cuts.described(reached);
+        if !inputs.is_empty() {
+            self.handle.note_cuts();
             hsdp_warnings::warn!(
                 "no gradient comes to the input of unit {}: an operation without a backward or a \
                  detach cuts the graph there",
-                units.join(", ")
+                inputs.join(", ")
             );
         }
     }
@@ -330,7 +356,7 @@ impl<'step> Pass<'step> {
             start.scaled(loss)?.backward()?
         };
         if search.is_some_and(ZeroSearch::end) {
-            self.inner.handle().note_cuts();
+            self.handle.note_cuts();
         }
         if reached.anchors.iter().any(|anchor| anchor.id() != self.anchor.id()) {
             return Err(Error::LostGradients(LostGradients::OtherPass {
@@ -352,9 +378,12 @@ impl<'step> Pass<'step> {
         of_units.or(reached.rounds_to).or_else(|| self.first_runs.rounds_to()).unwrap_or(DType::F32)
     }
 
+    /// Finds a unit to run.
     fn find(&self, name: &str) -> Result<&Arc<LiveUnit>, Error> {
-        let handle = self.inner.handle();
-        let units = handle.plan().spec().units();
+        if self.inner.lock().is_none() {
+            return Err(Error::PassOver { call: format!("unit {name}") });
+        }
+        let units = self.handle.plan().spec().units();
         match units.iter().position(|unit| unit.name == name) {
             Some(index) => Ok(&self.units.states[index]),
             None => Err(Error::Declaration(DeclarationError::unknown_unit(name, units))),
@@ -363,26 +392,29 @@ impl<'step> Pass<'step> {
 }
 
 impl Units for Pass<'_> {
-    fn unit(
+    fn run_unit(
         &self,
         name: &str,
-        input: &Tensor,
+        inputs: &[Tensor],
         forward: Forward<'_>,
     ) -> candle_core::Result<Tensor> {
-        Ok(Pass::unit(self, name, input, forward)?)
+        Ok(self.told(name, self.run(name, inputs, forward))?)
     }
 
-    fn recomputed(
+    fn run_recomputed(
         &self,
         name: &str,
-        input: &Tensor,
+        inputs: &[Tensor],
         forward: RepeatableForward,
     ) -> candle_core::Result<Tensor> {
-        Ok(Pass::recomputed(self, name, input, forward)?)
+        if self.kind == PassKind::Evaluation {
+            return self.run_unit(name, inputs, Box::new(|p, inputs| forward(p, inputs)));
+        }
+        Ok(self.told(name, self.run_first(name, inputs, forward))?)
     }
 
     fn output(&self, tensor: &Tensor) -> candle_core::Result<Tensor> {
-        cast_output(self.inner.handle().precision(), tensor)
+        cast_output(self.handle.precision(), tensor)
     }
 }
 
@@ -392,15 +424,26 @@ impl Units for Pass<'_> {
 struct LiveUnits {
     states: Vec<Arc<LiveUnit>>,
     progress: Arc<PassProgress>,
+    has_ended: AtomicBool,
 }
 
-impl Drop for LiveUnits {
-    fn drop(&mut self) {
+impl LiveUnits {
+    /// Frees the parameters, once.
+    fn end(&self) {
+        if self.has_ended.swap(true, Ordering::Relaxed) {
+            return;
+        }
         self.progress.end_forward();
         for unit in &self.states {
             if let Err(error) = unit.end() {
                 hsdp_warnings::error!(%error, "a unit could not be freed");
             }
         }
+    }
+}
+
+impl Drop for LiveUnits {
+    fn drop(&mut self) {
+        self.end();
     }
 }

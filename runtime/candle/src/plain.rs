@@ -6,7 +6,7 @@ use candle_core::{DType, Device, Result, Shape, Tensor, Var, bail};
 use hsdp::Precision;
 use hsdp_sharding::{ModelSpec, Unit};
 
-use crate::convert::{candle_dtype, cast_input, cast_output, casts_inputs};
+use crate::convert::{candle_dtype, cast_inputs, cast_output, casts_inputs};
 use crate::error::{DeclarationError, Error};
 use crate::model::{Forward, Parameters, Units};
 
@@ -18,7 +18,7 @@ pub struct Plain {
     precision: Precision,
     /// Compute dtype of units that declare none.
     dtype: DType,
-    /// Whether the input of each unit is cast to the unit's compute dtype.
+    /// Whether the inputs of each unit are cast to the unit's compute dtype.
     casts_inputs: bool,
     device: Device,
     parameters: BTreeMap<String, Var>,
@@ -122,15 +122,15 @@ impl Parameters for Plain {
 }
 
 impl Units for Plain {
-    fn unit(&self, name: &str, input: &Tensor, forward: Forward<'_>) -> Result<Tensor> {
+    fn run_unit(&self, name: &str, inputs: &[Tensor], forward: Forward<'_>) -> Result<Tensor> {
         let units = self.spec.units();
         let Some(unit) = units.iter().find(|unit| unit.name == name) else {
             return Err(Error::Declaration(DeclarationError::unknown_unit(name, units)).into());
         };
         let of_unit = PlainUnit { plain: self, dtype: dtype_of(unit, self.dtype)? };
         match self.casts_inputs {
-            true => forward(&of_unit, &cast_input(input, of_unit.dtype)?),
-            false => forward(&of_unit, input),
+            true => forward(&of_unit, &cast_inputs(inputs, of_unit.dtype)?),
+            false => forward(&of_unit, inputs),
         }
     }
 

@@ -6,4 +6,6 @@
 
 pub use hsdp::prelude::*;
 
-pub use crate::{Parameters, Pass, Plain, Recorded, Units, candle_dtype, record, var_builder};
+pub use crate::{
+    Parameters, Pass, Plain, Recorded, Units, UnitsExt, candle_dtype, record, var_builder,
+};

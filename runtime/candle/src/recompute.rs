@@ -1,17 +1,17 @@
 //! The second run of a recomputed unit, in the backward.
 //!
 //! ```text
-//!   input ---+
-//!            +--> RecomputeOp --> output        candle's graph
-//!   anchor --+
+//!   anchor --> InputOp --> InputOp --> RecomputeOp --> output    candle's graph
+//!                 ^           ^
+//!               input       input
 //!
-//!   variable of the input ------+
+//!   variables of inputs --------+
 //!                               +--> forward --> Seed    the graph of a second run,
 //!   variables of parameters ----+                        inside RecomputeOp's backward
 //! ```
 //!
 //! After the second run its gradients are passed to the units, as from
-//! [`Unshard`](crate::ops::Unshard).
+//! [`Unshard`](crate::ops::Unshard), and to the op of each input ([`InputOp`]).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use std::sync::Arc;
 use candle_core::CudaStorage;
 use candle_core::backprop::GradStore;
 use candle_core::{
-    CpuStorage, CustomOp2, DType, Device, Layout, Result, Shape, Storage, Tensor, Var, bail,
+    CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Storage, Tensor, Var, bail,
 };
 use hsdp::{ModelSpec, ParamId};
 use hsdp_sharding::Role;
@@ -28,7 +28,7 @@ use parking_lot::Mutex;
 
 use crate::error::{Error, LostGradients};
 use crate::model::{Parameters, RepeatableForward};
-use crate::ops::{IdentityOp, copy};
+use crate::ops::{IdentityOp, InputOp, copy};
 use crate::storage::{move_back, move_to_variable};
 use crate::unit::{LiveUnit, UnitUsage};
 use crate::variables::Reached;
@@ -45,6 +45,20 @@ pub(crate) fn input_leaf(input: &Tensor) -> Result<Tensor> {
     match is_differentiated(input) {
         true => Ok(Var::from_tensor(&input.detach())?.into_inner()),
         false => Ok(input.detach()),
+    }
+}
+
+/// An input of a recomputed use.
+pub(crate) struct RecomputedInput {
+    /// The input, without a history if the output does not depend on it.
+    pub(crate) tensor: Tensor,
+    /// Op in candle's graph that gives the input its gradient.
+    pub(crate) op: InputOp,
+}
+
+impl From<Tensor> for RecomputedInput {
+    fn from(tensor: Tensor) -> Self {
+        Self { tensor, op: InputOp::default() }
     }
 }
 
@@ -70,26 +84,28 @@ pub(crate) struct RecomputeOp {
     pub(crate) own: Arc<LiveUnit>,
     pub(crate) forward: RepeatableForward,
     pub(crate) usage: Arc<UnitUsage>,
+    pub(crate) inputs: Vec<RecomputedInput>,
     pub(crate) reads: Vec<RecomputedRead>,
     /// Output of the first run, until it becomes the output of the op.
     pub(crate) output: Mutex<Option<Tensor>>,
 }
 
 impl RecomputeOp {
-    /// Runs the forward again and its backward, and delivers the gradients of the parameters.
-    /// Returns the gradient of the input.
-    fn rerun(&self, input: &Tensor, output: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+    /// Runs the forward again and its backward, and delivers the gradients of the parameters and of
+    /// the inputs.
+    fn rerun(&self, output: &Tensor, gradient: &Tensor) -> Result<()> {
         let _span = tracing::trace_span!("recompute", unit = self.own.id().index()).entered();
-        let leaf = input_leaf(input)?;
+        let leaves = self.inputs.iter().map(|input| input_leaf(&input.tensor));
+        let leaves = leaves.collect::<Result<Vec<_>>>()?;
         let run = SecondRun::of(self);
         let mut gradients = {
-            let again = (self.forward)(&run, &leaf)?;
+            let again = (self.forward)(&run, &leaves)?;
             if !are_same_bits(&again, output)? {
                 let how = "its second output differs from its first, as with a dropout that draws a \
                            new seed";
                 Err(self.not_repeatable(how.to_owned()))?;
             }
-            if run.reaches_others(&again, &leaf) {
+            if run.reaches_others(&again, &leaves) {
                 let how = "its second run depends on a tensor with a history that this run did not \
                            make, as a cache of a value computed from parameters, whose gradients \
                            would be lost";
@@ -98,12 +114,13 @@ impl RecomputeOp {
             again.apply_op1(IdentityOp::Seed(gradient.clone()))?.backward()?
         };
         run.deliver(output, &mut gradients)?;
-        if !is_differentiated(input) {
-            return Ok(None);
+        for (input, leaf) in self.inputs.iter().zip(&leaves) {
+            if let Some(gradient) = gradients.remove(leaf) {
+                // candle's gradients have a history, which keeps tensors of this run alive.
+                input.op.set_gradient(gradient.detach());
+            }
         }
-        // candle's gradients have a history, which keeps tensors of this run alive.
-        let of_input = gradients.remove(&leaf).map(|gradient| gradient.detach());
-        of_input.map_or_else(|| input.zeros_like(), Ok).map(Some)
+        Ok(())
     }
 
     fn not_repeatable(&self, how: String) -> Error {
@@ -118,18 +135,12 @@ impl RecomputeOp {
     }
 }
 
-impl CustomOp2 for RecomputeOp {
+impl CustomOp1 for RecomputeOp {
     fn name(&self) -> &'static str {
         "recomputed unit"
     }
 
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
         let output = self.take_output()?;
         let (storage, layout) = output.storage_and_layout();
         match &*storage {
@@ -139,13 +150,7 @@ impl CustomOp2 for RecomputeOp {
     }
 
     #[cfg(feature = "candle-cuda")]
-    fn cuda_fwd(
-        &self,
-        _: &CudaStorage,
-        _: &Layout,
-        _: &CudaStorage,
-        _: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
+    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
         let output = self.take_output()?;
         let (storage, layout) = output.storage_and_layout();
         match &*storage {
@@ -154,17 +159,11 @@ impl CustomOp2 for RecomputeOp {
         }
     }
 
-    fn bwd(
-        &self,
-        _anchor: &Tensor,
-        input: &Tensor,
-        output: &Tensor,
-        gradient: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+    fn bwd(&self, inputs: &Tensor, output: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
         self.usage.gather()?;
-        let of_input = self.rerun(input, output, gradient)?;
+        self.rerun(output, gradient)?;
         self.usage.release()?;
-        Ok((None, of_input))
+        zeros::for_parent(inputs)
     }
 }
 
@@ -204,11 +203,11 @@ impl<'a> SecondRun<'a> {
     }
 
     /// Returns whether the output depends on variables that are neither parameters in this run nor
-    /// its input.
-    fn reaches_others(&self, output: &Tensor, input: &Tensor) -> bool {
+    /// its inputs.
+    fn reaches_others(&self, output: &Tensor, inputs: &[Tensor]) -> bool {
         let leaves = self.leaves.lock();
         let is_known = |variable: &Tensor| {
-            variable.id() == input.id()
+            inputs.iter().any(|input| input.id() == variable.id())
                 || leaves.values().any(|(leaf, _)| leaf.id() == variable.id())
         };
         let Reached { anchors, programs, .. } = Reached::from(output);

@@ -16,7 +16,7 @@
 use std::cell::Cell;
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use candle_core::{DType, Device, Shape, Tensor};
 use hsdp::{Full, ModelSpec, PassHandle, UnitId};
@@ -366,29 +366,34 @@ impl UnitLedger {
     }
 }
 
-/// One call of [`Pass::unit`](crate::Pass::unit). It reads its own unit, and others through tied
-/// names.
+/// One run of a unit by a pass. It reads its own unit, and others through tied names.
 #[derive(Debug)]
 pub(crate) struct UnitUsage {
     reads: Mutex<Vec<Arc<LiveUnit>>>,
     held: Mutex<Vec<Arc<LiveUnit>>>,
+    /// Number of watched inputs that the backward has not left.
+    watched: AtomicUsize,
 }
 
-/// Whether a hook on the unit's input reports when the backward of this use is over.
+/// Whether hooks on the inputs of a unit report when the backward of a use is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InputWatch {
-    /// There is no hook, because no frozen parameter is read, or nothing before this use is
-    /// differentiated. Units whose frozen parameters were read stay full until the whole backward
-    /// is over.
+    /// There are no hooks, because the pass has no backward or the model no frozen parameter.
     Off,
-    /// There is a hook. Until it runs, units whose frozen parameters were read stay full.
-    Input,
+    /// Each differentiated input has a hook. Until all hooks of a use have run, units whose frozen
+    /// parameters it read stay full. Where one never runs, as without a differentiated input, they
+    /// stay full until the whole backward is over.
+    Inputs,
 }
 
 impl UnitUsage {
     /// Returns a use of `own`.
     pub(crate) fn of(own: &Arc<LiveUnit>) -> Arc<Self> {
-        Arc::new(Self { reads: Mutex::new(vec![Arc::clone(own)]), held: Mutex::default() })
+        Arc::new(Self {
+            reads: Mutex::new(vec![Arc::clone(own)]),
+            held: Mutex::default(),
+            watched: AtomicUsize::new(0),
+        })
     }
 
     /// Records that this use reads a parameter of `unit`.
@@ -397,7 +402,7 @@ impl UnitUsage {
     }
 
     /// Records that this use reads a frozen parameter of `unit`. Holds the unit until
-    /// [`release`](Self::release), which is never called if the input is not watched.
+    /// [`release`](Self::release), which is never called if no input is watched.
     pub(crate) fn reads_frozen(&self, unit: &Arc<LiveUnit>) {
         if add(&mut self.held.lock(), unit) {
             unit.hold();
@@ -412,6 +417,19 @@ impl UnitUsage {
     /// Gathers the units that this use read, before its backward.
     pub(crate) fn gather(&self) -> Result<(), Error> {
         self.reads.lock().iter().try_for_each(|unit| unit.gather_again())
+    }
+
+    /// Records that an input has a hook, which calls [`leave_input`](Self::leave_input).
+    pub(crate) fn watch_input(&self) {
+        self.watched.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Releases the units that this use holds, if the backward has left all watched inputs.
+    pub(crate) fn leave_input(&self) -> Result<(), Error> {
+        match self.watched.fetch_sub(1, Ordering::Relaxed) {
+            1 => self.release(),
+            _ => Ok(()),
+        }
     }
 
     /// Releases the units that this use holds, after its backward.

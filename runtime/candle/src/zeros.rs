@@ -4,9 +4,8 @@
 //! gradient for each of them. There are two kinds of such parents, and zeros must not be taken for
 //! a gradient in either case.
 //!
-//! The output of a unit has the input of the unit as such a parent. A pass that looks for cuts
-//! leaves this parent out if the output does not depend on the input. [`UnitCuts`] lists these
-//! units.
+//! The output of a unit has the inputs of the unit as such parents. A pass that looks for cuts
+//! leaves out an input that the output does not depend on. [`UnitCuts`] lists these inputs.
 //!
 //! A collective of a tape has the collective before it as such a parent, because the ranks
 //! communicate in one order, even if their losses depend on different collectives. If the loss does
@@ -22,23 +21,45 @@ use parking_lot::Mutex;
 
 use crate::variables::Reached;
 
-/// Units of a pass that cut the graph after their input, each with its output.
+/// Inputs of a pass's units after which the unit cuts the graph.
 #[derive(Debug, Default)]
-pub(crate) struct UnitCuts(Mutex<Vec<(String, TensorId)>>);
+pub(crate) struct UnitCuts(Mutex<Vec<CutInput>>);
+
+/// An input that has a history, and that the output of its unit does not depend on.
+#[derive(Clone, Debug)]
+pub(crate) struct CutInput {
+    pub(crate) unit: String,
+    /// Index among the inputs of the unit.
+    pub(crate) index: usize,
+    /// Number of inputs of the unit.
+    pub(crate) count: usize,
+    pub(crate) output: TensorId,
+}
+
+impl CutInput {
+    /// Returns the name of the unit, and the place of the input among several.
+    fn described(&self) -> String {
+        let Self { unit, index, count, .. } = self;
+        match count {
+            1 => unit.clone(),
+            _ => format!("{unit} (input {} of {count})", index + 1),
+        }
+    }
+}
 
 impl UnitCuts {
-    /// Records a unit whose output does not depend on its input, although the input has a history.
-    pub(crate) fn note(&self, unit: &str, output: &Tensor) {
-        self.0.lock().push((unit.to_owned(), output.id()));
+    /// Records a cut.
+    pub(crate) fn note(&self, cut: CutInput) {
+        self.0.lock().push(cut);
     }
 
-    /// Returns the names of the units that a backward reaches.
-    pub(crate) fn units(&self, reached: &Reached) -> Vec<String> {
+    /// Describes the inputs of units that a backward reaches.
+    pub(crate) fn described(&self, reached: &Reached) -> Vec<String> {
         let cuts = self.0.lock();
-        let cuts = cuts.iter().filter(|(_, output)| reached.has(*output));
-        let mut units: Vec<String> = cuts.map(|(unit, _)| unit.clone()).collect();
-        units.dedup();
-        units
+        let cuts = cuts.iter().filter(|cut| reached.has(cut.output));
+        let mut inputs: Vec<String> = cuts.map(CutInput::described).collect();
+        inputs.dedup();
+        inputs
     }
 }
 
@@ -135,13 +156,13 @@ fn needed_by(
 }
 
 /// Returns a tensor with a history, and the tensors that lead to it.
-fn ids_before(tensor: &Tensor) -> impl Iterator<Item = TensorId> {
+pub(crate) fn ids_before(tensor: &Tensor) -> impl Iterator<Item = TensorId> {
     tensor.sorted_nodes().into_iter().map(Tensor::id)
 }
 
-/// Returns whether a tensor depends on another one that has a history.
-pub(crate) fn depends(tensor: &Tensor, on: &Tensor) -> bool {
-    ids_before(tensor).any(|id| id == on.id())
+/// Returns whether variables lead to a tensor, through ops that have gradients.
+pub(crate) fn has_variables_before(tensor: &Tensor) -> bool {
+    ids_before(tensor).next().is_some()
 }
 
 /// A collective in candle's graph.

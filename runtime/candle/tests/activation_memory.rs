@@ -3,12 +3,10 @@
 #[path = "graph/common.rs"]
 mod common;
 
-use std::sync::Arc;
-
 use candle_core::{Result, Tensor};
 use hsdp::memory::{self, Category, CountingAllocator};
 use hsdp::{Mesh, Rank, StepOptions, World};
-use hsdp_candle::{Parameters, Pass, Units};
+use hsdp_candle::{Parameters, Pass, UnitsExt};
 
 use common::{input, layer, layers, sharded};
 
@@ -73,12 +71,12 @@ fn activations(
 }
 
 fn kept(pass: &Pass<'_>, index: usize, x: &Tensor) -> Result<Tensor> {
-    Units::unit(pass, &format!("layer.{index}"), x, &mut |p, x| deep(p, index, x))
+    pass.unit(&format!("layer.{index}"), x, |p, x| deep(p, index, x))
 }
 
 fn recomputed(pass: &Pass<'_>, index: usize, x: &Tensor) -> Result<Tensor> {
     let forward = move |p: &dyn Parameters, x: &Tensor| deep(p, index, x);
-    Units::recomputed(pass, &format!("layer.{index}"), x, Arc::new(forward))
+    pass.recomputed(&format!("layer.{index}"), x, forward)
 }
 
 /// One test, because the counters belong to the whole process.
@@ -109,7 +107,7 @@ fn evaluations_keep_no_activations() {
         drop(x);
         pass.finish().expect("the end");
     }
-    let _ = evaluation.mean(0.0, 1).expect("a mean");
+    evaluation.finish().expect("the end of the evaluation");
 }
 
 fn recomputed_units_keep_their_outputs_only() {

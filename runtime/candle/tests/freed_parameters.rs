@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use candle_core::{Result, Tensor};
 use hsdp::memory::{self, Category, CountingAllocator};
 use hsdp::{Mesh, ModelOptions, ModelSpec, Rank, StepOptions, Unit, World};
-use hsdp_candle::{Parameters, Pass};
+use hsdp_candle::{Parameters, Pass, UnitsExt};
 
 use common::{input, layer, layer_unit, layers, sharded_with};
 
@@ -96,7 +96,7 @@ fn recomputed_units_with_frozen_parameters_make_room(world: World) {
             seen.lock().expect("no panic").push(live(rank));
             layer(p, index, x)
         };
-        x = pass.recomputed(&format!("layer.{index}"), &x, Arc::new(forward)).expect("a forward");
+        x = pass.recomputed(&format!("layer.{index}"), &x, forward).expect("a forward");
     }
     let loss = x.sqr().and_then(|x| x.mean_all()).expect("a loss");
     pass.backward(&loss, 1).expect("a backward");

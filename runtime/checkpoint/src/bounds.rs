@@ -1,6 +1,6 @@
 //! The bounds of untrusted JSON. Each is checked before memory is taken for the value.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -102,6 +102,34 @@ pub(crate) fn settings<'de, D: Deserializer<'de>>(
     struct Settings(#[serde(deserialize_with = "unique")] BTreeMap<String, String>);
 
     bounded(deserializer, MOST_USER_BYTES).map(|Settings(settings)| settings)
+}
+
+/// Reads a list of names, and refuses one that is there twice.
+pub(crate) fn names<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<BTreeSet<String>, D::Error> {
+    deserializer.deserialize_seq(NamesVisitor)
+}
+
+struct NamesVisitor;
+
+impl<'de> Visitor<'de> for NamesVisitor {
+    type Value = BTreeSet<String>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of names")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut names: A) -> Result<Self::Value, A::Error> {
+        let mut set = BTreeSet::new();
+        while let Some(name) = names.next_element::<String>()? {
+            if let Some(twice) = set.replace(name) {
+                let problem = format!("`{}` is there twice", twice.escape_debug());
+                return Err(A::Error::custom(problem));
+            }
+        }
+        Ok(set)
+    }
 }
 
 struct UniqueVisitor<T>(PhantomData<T>);

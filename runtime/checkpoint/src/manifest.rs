@@ -9,11 +9,11 @@ use serde_json::value::RawValue;
 use crate::bounds;
 use crate::error::Error;
 use crate::hash::Hash;
-use crate::name::is_plain;
+use crate::name::{STATE, is_plain};
 use crate::tensors::{self, FileEntry, TensorEntry};
 
 /// The newest format that this program reads.
-pub(crate) const FORMAT: u64 = WITH_SETTINGS;
+pub(crate) const FORMAT: u64 = WITH_BUFFERS;
 
 /// The format of generations with all parameters.
 const FIRST: u64 = 1;
@@ -28,6 +28,10 @@ const WITH_APPLIED: u64 = 3;
 /// The format of generations that state [`Manifest::settings`]. It has the fields of format 3,
 /// too.
 const WITH_SETTINGS: u64 = 4;
+
+/// The format of generations with [`Manifest::buffers`]. It has the fields of format 3, and may
+/// have settings.
+const WITH_BUFFERS: u64 = 5;
 
 /// The most bytes of a manifest or a note: those of the largest models on thousands of ranks.
 /// CHECKPOINT.md counts them.
@@ -55,6 +59,8 @@ pub struct Head {
     /// Settings of the model's computation that no tensor shows, by name. At most
     /// [`MOST_USER_BYTES`](crate::MOST_USER_BYTES) as JSON.
     pub settings: BTreeMap<String, String>,
+    /// The names of the tensors that are buffers of the model: no parameters, and no state.
+    pub buffers: BTreeSet<String>,
 }
 
 impl Head {
@@ -69,6 +75,7 @@ impl Head {
             user: serde_json::Value::Null,
             frozen_digest: None,
             settings: BTreeMap::new(),
+            buffers: BTreeSet::new(),
         }
     }
 }
@@ -165,6 +172,15 @@ pub struct Manifest {
         deserialize_with = "bounds::settings"
     )]
     pub settings: BTreeMap<String, String>,
+    /// The names of the tensors that are buffers of the model: values that no gradient reaches and
+    /// that the forward writes. Empty where the model has none, and in formats 1 to 4, which lack
+    /// them.
+    #[serde(
+        default,
+        skip_serializing_if = "BTreeSet::is_empty",
+        deserialize_with = "bounds::names"
+    )]
+    pub buffers: BTreeSet<String>,
     /// The files. [`Chunk::file`](crate::Chunk::file) is an index into this list.
     pub files: Vec<FileEntry>,
     /// The tensors, by name.
@@ -214,8 +230,9 @@ impl Manifest {
         files: Vec<FileEntry>,
         tensors: BTreeMap<String, TensorEntry>,
     ) -> Self {
-        let Head { step, mesh, training, optimizer, user, frozen_digest, settings } = head;
+        let Head { step, mesh, training, optimizer, user, frozen_digest, settings, buffers } = head;
         let format = match (training.applied_steps, frozen_digest) {
+            _ if !buffers.is_empty() => WITH_BUFFERS,
             _ if !settings.is_empty() => WITH_SETTINGS,
             (Some(_), _) => WITH_APPLIED,
             (None, Some(_)) => WITHOUT_FROZEN,
@@ -230,6 +247,7 @@ impl Manifest {
             user,
             frozen_digest,
             settings,
+            buffers,
             files,
             tensors,
         }
@@ -294,12 +312,23 @@ impl Manifest {
     fn check_format(&self) -> Result<(), String> {
         let Self { format, step, .. } = *self;
         match self.settings.is_empty() {
-            true if format >= WITH_SETTINGS => {
+            true if format == WITH_SETTINGS => {
                 return Err(format!("its format is {format}, and settings are missing"));
             }
             false if format < WITH_SETTINGS => {
                 return Err(format!(
                     "its format is {format}, and only format {WITH_SETTINGS} has settings"
+                ));
+            }
+            _ => {}
+        }
+        match self.buffers.is_empty() {
+            true if format >= WITH_BUFFERS => {
+                return Err(format!("its format is {format}, and buffers are missing"));
+            }
+            false if format < WITH_BUFFERS => {
+                return Err(format!(
+                    "its format is {format}, and only format {WITH_BUFFERS} has buffers"
                 ));
             }
             _ => {}
@@ -349,6 +378,12 @@ impl Manifest {
                 path,
                 format!("loss scale {} is not a positive normal number", scale.value),
             ));
+        }
+        let is_lacking =
+            |name: &&String| name.starts_with(STATE) || !self.tensors.contains_key(&**name);
+        if let Some(name) = self.buffers.iter().find(is_lacking) {
+            let problem = format!("buffer `{}` is no tensor of the model", name.escape_debug());
+            return Err(Error::manifest(path, problem));
         }
         for (name, tensor) in &self.tensors {
             tensors::check(tensor, &self.files).map_err(|problem| {

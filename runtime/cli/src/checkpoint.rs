@@ -23,8 +23,8 @@ pub(crate) enum CheckpointCommand {
     Ls(ls::LsArgs),
     /// Reads whole checkpoints, and compares all hashes
     Verify(VerifyArgs),
-    /// Writes the parameters of a checkpoint in the layout of Hugging Face: safetensors files with
-    /// an index
+    /// Writes the parameters and buffers of a checkpoint in the layout of Hugging Face: safetensors
+    /// files with an index
     Export(ExportArgs),
     /// Copies a checkpoint into another number of files
     Reshard(ReshardArgs),
@@ -157,7 +157,7 @@ pub(crate) struct ExportArgs {
     #[arg(long, value_name = "MB", default_value_t = 5000, value_parser = clap::value_parser!(u64).range(1..))]
     file_size: u64,
 
-    /// Write the moving averages of trained parameters (`Ema`) in place of the parameters
+    /// Write the moving averages (`Ema`) of trained parameters and of buffers in place of these
     #[arg(long)]
     average: bool,
 }
@@ -244,7 +244,8 @@ fn write_part(
 }
 
 fn head(manifest: &Manifest) -> Head {
-    let Manifest { step, mesh, training, optimizer, user, frozen_digest, settings, .. } =
-        manifest.clone();
-    Head { step, mesh, training, optimizer, user, frozen_digest, settings }
+    let Manifest {
+        step, mesh, training, optimizer, user, frozen_digest, settings, buffers, ..
+    } = manifest.clone();
+    Head { step, mesh, training, optimizer, user, frozen_digest, settings, buffers }
 }

@@ -201,7 +201,7 @@ fn train(options: &Options, ranks: &Ranks) -> Result<(), Failure> {
                     let both = (Muon::new(&model, with), adamw(AdamW::new));
                     finetune(setup, inputs, model, both, |(muon, adamw), model, gradients| {
                         let others = |param: &_| !is_in_layer(param);
-                        model.update_by(gradients, [(muon, is_in_layer), (adamw, others)])
+                        model.update_by(gradients, [(muon, &is_in_layer), (adamw, &others)])
                     })
                 }
             }

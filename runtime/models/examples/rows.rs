@@ -68,10 +68,10 @@ fn spec() -> ModelSpec {
 }
 
 fn loss(units: &dyn Units, x: &Tensor, target: &Tensor) -> candle_core::Result<Tensor> {
-    let x = units.unit("hidden", x, &mut |p, x| {
+    let x = units.unit("hidden", x, |p, x| {
         x.matmul(&p.get("w1")?.t()?)?.broadcast_add(&p.get("b1")?)?.relu()
     })?;
-    let y = units.unit("output", &x, &mut |p, x| x.matmul(&p.get("w2")?.t()?))?;
+    let y = units.unit("output", &x, |p, x| x.matmul(&p.get("w2")?.t()?))?;
     (units.output(&y)? - target)?.sqr()?.mean_all()
 }
 

@@ -9,7 +9,7 @@
 //! No code here copies a weight, so no copy of a unit's parameters outlives the unit.
 
 use candle_core::{Device, IndexOp, Result, Tensor, bail};
-use hsdp_candle::{Parameters, Units};
+use hsdp_candle::{Parameters, Units, UnitsExt};
 use hsdp_sharding::{DType, ModelSpec, Param, Unit};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -164,17 +164,17 @@ impl Gpt {
 
     /// Computes the logits `[batch * length, vocab]` of the token after each of `tokens` (u32,
     /// `[batch, length]`). Collective if `units` is a [`Pass`](hsdp_candle::Pass), as
-    /// [`Units::unit`] is.
+    /// [`UnitsExt::unit`] is.
     ///
     /// # Errors
     /// If `length` is above the context, a token is not below `vocab`, or a unit cannot be run.
     pub fn logits(&self, units: &dyn Units, tokens: &Tensor) -> Result<Tensor> {
-        let mut x = units.unit(ROOT, tokens, &mut |p, tokens| embed(p, tokens))?;
+        let mut x = units.unit(ROOT, tokens, |p, tokens| embed(p, tokens))?;
         for layer in 0..self.config.layers {
             let name = format!("h.{layer}");
-            x = units.unit(&name, &x, &mut |p, x| self.block(p, &name, x))?;
+            x = units.unit(&name, &x, |p, x| self.block(p, &name, x))?;
         }
-        units.output(&units.unit(ROOT, &x, &mut |p, x| head(p, x))?)
+        units.output(&units.unit(ROOT, &x, |p, x| head(p, x))?)
     }
 
     /// Computes the mean cross-entropy of `targets` (u32, shaped as `tokens`), an f32 scalar.

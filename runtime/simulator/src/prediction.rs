@@ -165,12 +165,13 @@ impl StepMemory {
 
     /// Returns its parts where the model lies, by name.
     #[must_use]
-    pub fn parts(&self) -> [(&'static str, ByteCount); 9] {
-        let [shard, gather_input, full, grad_full, partial, optimizer, update] =
-            self.planned.categories();
-        let activations = ("activations", self.activations);
-        let gradients = ("gradients", self.gradients);
-        [shard, gather_input, full, grad_full, partial, optimizer, update, activations, gradients]
+    pub fn parts(&self) -> [(&'static str, ByteCount); 10] {
+        let mut parts = [("", ByteCount::ZERO); 10];
+        let of_runtime = self.planned.categories();
+        parts[..of_runtime.len()].copy_from_slice(&of_runtime);
+        parts[of_runtime.len()..]
+            .copy_from_slice(&[("activations", self.activations), ("gradients", self.gradients)]);
+        parts
     }
 
     /// Returns all of it, with the part in the host's memory.

@@ -1,12 +1,14 @@
 //! The agreement at the end of a step: the statement of every rank, exchanged before any rank
-//! updates. Beside it the interim record of a step, and the agreement on the mean of an evaluation.
+//! updates. Beside it the interim record of a step, and the agreement at the end of an evaluation.
 //!
 //! One small all-gather over the world carries the statements. The verdict is a pure function of
 //! all statements, so all ranks reach the same one.
 
 use hsdp_sharding::step::Exchange;
-use hsdp_sharding::{Mesh, Rank};
+use hsdp_sharding::{Mesh, ModelSpec, Rank};
 
+use crate::agree::buffers::{BufferAgreement, BufferDifference, BufferWords};
+use crate::agree::comparison;
 use crate::agree::header::check_magic;
 use crate::error::{DataError, Error};
 use crate::options::objective::Objective;
@@ -28,6 +30,8 @@ pub(crate) struct Statement {
     pub(crate) operations: [u64; 2],
     /// The parameters that got a gradient on this rank.
     pub(crate) presence: GradientPresence,
+    /// The buffers of this rank.
+    pub(crate) buffers: BufferWords,
 }
 
 const FIXED_WORDS: usize = Exchange::STATEMENT;
@@ -38,10 +42,12 @@ impl Statement {
             [self.microbatches, self.weight, self.loss.to_bits(), self.squared_norm.to_bits()];
         let sighting = Sighting::encode(self.sighting);
         let fixed = fixed.into_iter().chain(self.operations).chain(sighting);
-        fixed.chain(self.presence.words().iter().copied())
+        fixed.chain(self.presence.words().iter().copied()).chain(self.buffers.encode())
     }
 
-    fn decode(words: &[u64], parameters: usize) -> Self {
+    fn decode(words: &[u64], spec: &ModelSpec) -> Self {
+        let parameters = spec.params().count();
+        let (presence, buffers) = words[FIXED_WORDS..].split_at(parameters.div_ceil(WORD_BITS));
         Self {
             microbatches: words[0],
             weight: words[1],
@@ -49,7 +55,8 @@ impl Statement {
             squared_norm: f64::from_bits(words[3]),
             operations: [words[4], words[5]],
             sighting: Sighting::decode(&words[6..]),
-            presence: GradientPresence::of(parameters, &words[FIXED_WORDS..]),
+            presence: GradientPresence::of(parameters, presence),
+            buffers: BufferWords::decode(buffers, spec),
         }
     }
 }
@@ -63,13 +70,21 @@ pub(crate) struct Agreement {
 }
 
 impl Agreement {
-    /// Decodes the statements of all ranks.
-    pub(crate) fn decode(gathered: &[u64], ranks: usize, parameters: usize) -> Self {
+    /// Decodes the statements of all ranks, which train this model.
+    pub(crate) fn decode(gathered: &[u64], ranks: usize, spec: &ModelSpec) -> Self {
         let words = gathered.chunks_exact(gathered.len() / ranks);
-        let said: Vec<_> = words.map(|words| Statement::decode(words, parameters)).collect();
-        let mut anywhere = GradientPresence::none(parameters);
+        let said: Vec<_> = words.map(|words| Statement::decode(words, spec)).collect();
+        let mut anywhere = GradientPresence::none(spec.params().count());
         said.iter().for_each(|said| anywhere.add(&said.presence));
         Self { said, anywhere }
+    }
+
+    /// Concludes from the words of all ranks about buffers.
+    ///
+    /// # Errors
+    /// The first buffer that ranks have written differently.
+    pub(crate) fn buffers(&self) -> Result<BufferAgreement, BufferDifference> {
+        BufferAgreement::of(self.said.iter().map(|said| &said.buffers))
     }
 
     /// Returns the sum of the words of all ranks about their operations.
@@ -255,36 +270,65 @@ impl Interim {
     }
 }
 
-/// First word of the record of a mean: it may meet the record of a batch.
-const MEAN_MAGIC: u64 = u64::from_be_bytes(*b"hsdp-ev1");
+/// First word of the record at the end of an evaluation, without its flag: it may meet the record
+/// of a batch.
+const MEAN_MAGIC: u64 = u64::from_be_bytes(*b"hsdpev2\0");
+/// The flag of a rank that takes no mean.
+const FINISHES: u64 = 1;
 const MEAN_WORDS: usize = Exchange::MEAN;
 
-/// Totals of all ranks in an evaluation. PROTOCOL.md, "Evaluation".
+/// The call by which a rank ends an evaluation.
 #[derive(Clone, Copy, Debug)]
+pub(crate) enum EvaluationEnd {
+    /// `mean`, with the sum and the items of this rank.
+    Mean { sum: f64, items: u64 },
+    /// `finish`.
+    Finish,
+}
+
+impl EvaluationEnd {
+    /// Returns the name of the operation, for errors.
+    pub(crate) fn operation(self) -> &'static str {
+        match self {
+            Self::Mean { .. } => "mean",
+            Self::Finish => "finish of an evaluation",
+        }
+    }
+
+    /// Encodes the record of a rank: its end, sum and items, and its word about operations.
+    pub(crate) fn encode(self, [low, high]: [u64; 2]) -> [u64; MEAN_WORDS] {
+        match self {
+            Self::Mean { sum, items } => [MEAN_MAGIC, sum.to_bits(), items, low, high],
+            Self::Finish => [MEAN_MAGIC | FINISHES, 0, 0, low, high],
+        }
+    }
+}
+
+/// Totals of all ranks in an evaluation. PROTOCOL.md, "Evaluation".
+#[derive(Debug)]
 pub(crate) struct EvaluationTotals {
     sum: f64,
     /// Number of items, which no number of ranks overflows in 128 bits.
     items: u128,
     /// Sum of the words about operations.
     pub(crate) operations: u128,
-}
-
-/// Encodes the record of a rank: its sum, its items, and its word about operations.
-pub(crate) fn encode_mean(sum: f64, items: u64, [low, high]: [u64; 2]) -> [u64; MEAN_WORDS] {
-    [MEAN_MAGIC, sum.to_bits(), items, low, high]
+    /// The flag of each rank.
+    ends: Vec<u64>,
 }
 
 /// Adds the records of all ranks, in rank order.
 ///
 /// # Errors
 /// `Disagreement` names the first rank whose protocol differs from this rank's.
-pub(crate) fn decode_means(said: &[u64], own: Rank) -> Result<EvaluationTotals, Error> {
-    check_magic(said, MEAN_WORDS, MEAN_MAGIC, "the protocol of the means", own)?;
+pub(crate) fn decode_ends(said: &[u64], own: Rank) -> Result<EvaluationTotals, Error> {
     let records = || said.chunks_exact(MEAN_WORDS);
+    let magic: Vec<u64> = records().map(|record| record[0] & !FINISHES).collect();
+    check_magic(&magic, 1, MEAN_MAGIC, "the protocol of the means", own)?;
     let sum = records().map(|record| f64::from_bits(record[1])).sum();
     let items = records().map(|record| u128::from(record[2])).sum();
     let operations = sum_of_words(records().map(|record| [record[3], record[4]]));
-    Ok(EvaluationTotals { sum, items, operations })
+    let ends = records().map(|record| record[0] & FINISHES).collect();
+    Ok(EvaluationTotals { sum, items, operations, ends })
 }
 
 impl EvaluationTotals {
@@ -293,16 +337,31 @@ impl EvaluationTotals {
     /// # Errors
     /// [`DataError::EmptyEvaluation`](crate::DataError::EmptyEvaluation) if there are no items.
     #[expect(clippy::cast_precision_loss, reason = "a mean is reported")]
-    pub(crate) fn mean(self, step: u64) -> Result<f64, Error> {
+    pub(crate) fn mean(&self, step: u64) -> Result<f64, Error> {
         match self.items {
             0 => Err(Error::Data(DataError::EmptyEvaluation { step })),
             items => Ok(self.sum / items as f64),
         }
     }
+
+    /// Checks that all ranks have ended the evaluation by the same call.
+    ///
+    /// # Errors
+    /// `Disagreement`, the same on all ranks.
+    pub(crate) fn check_ends(&self) -> Result<(), Error> {
+        let Some(odd) = comparison::odd_one(&self.ends) else { return Ok(()) };
+        let call = |rank: usize| if self.ends[rank] == FINISHES { "`finish`" } else { "`mean`" };
+        let [got, want] = odd.map(|rank| call(rank).to_owned());
+        let [rank, other] = odd.map(Rank::new);
+        let what = "the end of the evaluation".into();
+        Err(Error::Disagreement { what, rank, got, other, want })
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use hsdp_sharding::{Param, Unit};
+
     use super::*;
     use crate::state::sighting::When;
 
@@ -320,12 +379,20 @@ mod tests {
             sighting: (rank == 2).then_some(FOUND),
             operations: [7, rank as u64],
             presence,
+            buffers: BufferWords { writes: 3, digests: vec![rank as u64 / 4], averaged: vec![0.5] },
         }
+    }
+
+    fn spec() -> ModelSpec {
+        let params = (0..70).map(|index| Param::new(format!("p.{index}"), [1]));
+        let unit = params.fold(Unit::new("only"), Unit::param);
+        let unit = unit.param(Param::new("mean", [2]).buffer());
+        ModelSpec::new().unit(unit.param(Param::new("own", [1]).averaged_buffer()))
     }
 
     fn agreement() -> Agreement {
         let gathered = (0..4).flat_map(|rank| statement(rank).words().collect::<Vec<_>>());
-        Agreement::decode(&gathered.collect::<Vec<_>>(), 4, 70)
+        Agreement::decode(&gathered.collect::<Vec<_>>(), 4, &spec())
     }
 
     #[test]

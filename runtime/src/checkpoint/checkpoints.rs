@@ -67,8 +67,8 @@ impl Checkpoints {
     /// [`Error::Checkpoint`] on all ranks if another job holds the lease, rank 0 cannot write to
     /// the directory, or ranks have another [`Content`],
     /// [`OtherOptions`](super::OtherOptions) or [`OtherParameters`](super::OtherParameters),
-    /// or open it in another way; [`Error::Options`] if a parameter has a name that checkpoints
-    /// reserve; [`Error::Comm`] if the communication fails.
+    /// or open it in another way; [`Error::Options`] if a parameter or a buffer has a name that
+    /// checkpoints reserve; [`Error::Comm`] if the communication fails.
     pub fn open(
         model: &ShardedModel,
         directory: &Path,
@@ -272,14 +272,15 @@ impl Checkpoints {
 }
 
 /// # Errors
-/// [`Error::Options`] if a parameter has a name that checkpoints reserve.
+/// [`Error::Options`] if a parameter or a buffer has a name that checkpoints reserve.
 fn check_names(model: &ShardedModel) -> Result<(), Error> {
-    let mut params = model.plan().spec().params().map(|(_, param)| &param.name);
-    match params.find(|name| *name == RESERVED || name.starts_with(STATE)) {
+    let is_reserved = |name: &str| name == RESERVED || name.starts_with(STATE);
+    match model.plan().spec().tensors().find(|tensor| is_reserved(&tensor.name)) {
         None => Ok(()),
-        Some(name) => {
+        Some(Param { name, buffer, .. }) => {
+            let kind = if buffer.is_some() { "buffer" } else { "parameter" };
             let what = format!(
-                "parameter `{name}`: checkpoints reserve names that begin with `{STATE}`, and the \
+                "{kind} `{name}`: checkpoints reserve names that begin with `{STATE}`, and the \
                  name `{RESERVED}`"
             );
             Err(Error::Options { what })

@@ -9,7 +9,7 @@ use hsdp_warnings::cut;
 
 use super::options;
 use super::settings::{Content, OtherOptions, OtherParameters};
-use crate::persist::checkpointed::{Checkpointed, Expected, Spread, StateTensor};
+use crate::persist::checkpointed::{BufferState, Checkpointed, Expected, Spread, StateTensor};
 use crate::persist::problem::Problem;
 use crate::persist::saved::{FittingParts, SavedOptions, SavedState, Stateful, Unmatched};
 use crate::state::context::Context;
@@ -56,7 +56,10 @@ pub(super) fn check<'a, O: Checkpointed>(
     }
     match other_optimizer(manifest, &own) {
         Some(other) => wrong.push(vec![other]),
-        None if fits => fitting = Some(FittingParts::of(&saved, &optimizer.expected(&saved))),
+        None if fits => {
+            let states = optimizer.buffer_states();
+            fitting = Some(FittingParts::of(&saved, &optimizer.expected(&saved), &states));
+        }
         None => wrong.extend(differences(&saved, optimizer)),
     }
     let wrong = listed_by_kind(&wrong);
@@ -79,7 +82,7 @@ pub(super) fn check_weights(
     wanted: LoadWanted,
 ) -> Result<Option<FittingParts>, Problem> {
     if wanted.other_parameters == OtherParameters::TakeFitting {
-        let mut fitting = FittingParts::of(&saved, &Expected::default());
+        let mut fitting = FittingParts::of(&saved, &Expected::default(), &[]);
         fitting.lists.new_states.clear();
         fitting.lists.left_over.retain(|name| !name.starts_with(STATE));
         check_frozen(saved, wanted.content)?;
@@ -87,7 +90,7 @@ pub(super) fn check_weights(
     }
     let names = saved.generation.manifest().tensors.keys();
     let mut wrong = vec![other_settings(saved.context, saved.generation.manifest())];
-    wrong.extend(wrong_tensors(&saved, &[], names.filter(|name| !name.starts_with(STATE))));
+    wrong.extend(wrong_tensors(&saved, &[], &[], names.filter(|name| !name.starts_with(STATE))));
     let wrong = listed_by_kind(&wrong);
     if !wrong.is_empty() {
         let path = saved.generation.path().display();
@@ -139,27 +142,34 @@ pub(super) fn listed_by_kind(kinds: &[Vec<String>]) -> String {
 fn differences<O: Checkpointed>(saved: &SavedState<'_>, optimizer: &O) -> Vec<Vec<String>> {
     let Expected { tensors, counted } = optimizer.expected(saved);
     let mut wrong = vec![missing_counts(saved, &counted)];
-    wrong.extend(wrong_tensors(saved, &tensors, saved.generation.manifest().tensors.keys()));
+    let buffers = optimizer.buffer_states();
+    let names = saved.generation.manifest().tensors.keys();
+    wrong.extend(wrong_tensors(saved, &tensors, &buffers, names));
     wrong
 }
 
-/// Compares the tensors of a checkpoint with those of the model and with `states`. Returns a text
-/// for each that has another shape or is missing, and for each of `names`, tensors of the
-/// checkpoint, that is left over: parameters before states.
+/// Compares the tensors of a checkpoint with those of the model, with `states` and with the states
+/// of `buffers`. Returns a text for each that has another shape, is a buffer on one side alone, or
+/// is missing, and for each of `names`, tensors of the checkpoint, that is left over: parameters
+/// and buffers before states.
 fn wrong_tensors<'a>(
     saved: &SavedState<'a>,
     states: &[StateTensor],
+    buffers: &[BufferState],
     names: impl Iterator<Item = &'a String>,
-) -> [Vec<String>; 3] {
+) -> [Vec<String>; 4] {
     let context = saved.context;
     let manifest = saved.generation.manifest();
     let mut reshaped = Vec::new();
+    let mut other_kinds = Vec::new();
     let mut missing = Vec::new();
     let mut expected = BTreeSet::new();
     let is_state = |name: &str| name.starts_with(STATE);
     let mut named = named(context, content_of(manifest), states);
+    named.extend(named_of_buffers(context, buffers));
     named.sort_by_key(|(name, _)| is_state(name));
     for (name, shape) in named {
+        other_kinds.extend(other_kind(saved, &name));
         match manifest.tensors.get(&name) {
             None => missing.push(format!("`{name}` is missing")),
             Some(tensor) if tensor.shape != shape => {
@@ -171,8 +181,39 @@ fn wrong_tensors<'a>(
     }
     let mut left_over: Vec<_> = names.filter(|name| !expected.contains(*name)).collect();
     left_over.sort_by_key(|name| is_state(name));
-    let left_over = left_over.into_iter().map(|name| left_over_text(context, name)).collect();
-    [reshaped, missing, left_over]
+    let left_over = left_over.into_iter().map(|name| left_over_text(saved, name)).collect();
+    [reshaped, other_kinds, missing, left_over]
+}
+
+/// Returns the text of a tensor that is a buffer in the checkpoint or in the model, and a parameter
+/// in the other.
+fn other_kind(saved: &SavedState<'_>, name: &str) -> Option<String> {
+    let manifest = saved.generation.manifest();
+    let spec = saved.context.plan.spec();
+    let is_known = spec.tensors().any(|tensor| tensor.name == name);
+    let is_buffer = [manifest.buffers.contains(name), spec.find_buffer(name).is_some()];
+    let is_there = is_known && manifest.tensors.contains_key(name);
+    let name = name.escape_debug();
+    match is_buffer {
+        [true, false] if is_there => {
+            Some(format!("`{name}` is a buffer there, and a parameter in this model"))
+        }
+        [false, true] if is_there => {
+            Some(format!("`{name}` is a parameter there, and a buffer in this model"))
+        }
+        _ => None,
+    }
+}
+
+/// Returns the names and shapes of the buffers, and those of their states, one after the other.
+fn named_of_buffers(context: &Context, states: &[BufferState]) -> Vec<(String, Vec<u64>)> {
+    let named = context.plan.spec().buffers().flat_map(|(id, buffer)| {
+        let states = states.iter().filter(move |state| state.buffer == id);
+        let states = states.map(|state| state_tensor(state.kind, &buffer.name));
+        let names = [buffer.name.clone()].into_iter().chain(states);
+        names.map(|name| (name, Spread::Elements.shape(buffer)))
+    });
+    named.collect()
 }
 
 /// Returns the names and shapes of the tensors that a checkpoint should have: those of each
@@ -192,12 +233,19 @@ fn named(context: &Context, content: Content, tensors: &[StateTensor]) -> Vec<(S
 }
 
 /// Returns the text of a tensor that the model does not read.
-fn left_over_text(context: &Context, name: &str) -> String {
+fn left_over_text(saved: &SavedState<'_>, name: &str) -> String {
     let shown = name.escape_debug();
-    if context.plan.spec().params().any(|(_, param)| param.name == name) {
+    if let Some(text) = other_kind(saved, name) {
+        return text;
+    }
+    if saved.context.plan.spec().params().any(|(_, param)| param.name == name) {
         return format!("`{shown}` is trainable there, and frozen in this model");
     }
-    let what = if name.starts_with(STATE) { "state" } else { "a parameter" };
+    let what = match name {
+        state if state.starts_with(STATE) => "state",
+        buffer if saved.generation.manifest().buffers.contains(buffer) => "a buffer",
+        _ => "a parameter",
+    };
     format!("`{shown}` is {what} that this model does not have")
 }
 
@@ -231,8 +279,9 @@ fn other_settings(context: &Context, manifest: &Manifest) -> Vec<String> {
 }
 
 impl FittingParts {
-    /// Compares a checkpoint with the model and the tensors and counts that an optimizer expects.
-    pub(super) fn of(saved: &SavedState<'_>, expected: &Expected) -> Self {
+    /// Compares a checkpoint with the model and the tensors, counts and states of `buffers` that an
+    /// optimizer expects.
+    pub(super) fn of(saved: &SavedState<'_>, expected: &Expected, buffers: &[BufferState]) -> Self {
         let spec = saved.context.plan.spec();
         let manifest = saved.generation.manifest();
         let mut of_parameter = BTreeMap::<ParamId, Vec<&StateTensor>>::new();
@@ -278,6 +327,25 @@ impl FittingParts {
                 fitting.lists.new_states.push(param.name.clone());
             }
         }
+        for (id, buffer) in spec.buffers() {
+            let states = buffers.iter().filter(|state| state.buffer == id);
+            let states: Vec<String> =
+                states.map(|state| state_tensor(state.kind, &buffer.name)).collect();
+            if has_value(manifest, buffer) {
+                used.insert(buffer.name.clone());
+            } else {
+                fitting.lacking_buffers.insert(id);
+                fitting.lists.new_buffers.push(buffer.name.clone());
+            }
+            let is_whole = has_value(manifest, buffer)
+                && states.iter().all(|name| has_tensor(manifest, name, buffer));
+            if is_whole {
+                fitting.buffer_states.insert(id);
+                used.extend(states);
+            } else if !states.is_empty() {
+                fitting.lists.new_buffer_states.push(buffer.name.clone());
+            }
+        }
         let left_over = manifest.tensors.keys().filter(|name| !used.contains(*name));
         fitting.lists.left_over = left_over.cloned().collect();
         fitting.lists.other_settings = other_settings(saved.context, manifest);
@@ -285,20 +353,34 @@ impl FittingParts {
     }
 }
 
-/// Returns whether a checkpoint has values of a parameter, with its shape.
+/// Returns whether a checkpoint has values of a parameter or a buffer, with its shape.
 fn has_value(manifest: &Manifest, param: &Param) -> bool {
+    has_tensor(manifest, &param.name, param)
+}
+
+/// Returns whether a checkpoint has a tensor of this name with the shape of a parameter or buffer.
+fn has_tensor(manifest: &Manifest, name: &str, param: &Param) -> bool {
     let shape = param.shape.iter().map(|size| *size as u64);
-    manifest.tensors.get(&param.name).is_some_and(|tensor| shape.eq(tensor.shape.iter().copied()))
+    manifest.tensors.get(name).is_some_and(|tensor| shape.eq(tensor.shape.iter().copied()))
 }
 
 impl Unmatched {
     /// Returns a text for a warning, if something does not fit. It names the first few tensors of
     /// each list.
     pub(super) fn text(&self) -> Option<String> {
-        let Self { new_parameters, new_states, left_over, other_settings } = self;
+        let Self {
+            new_parameters,
+            new_buffers,
+            new_states,
+            new_buffer_states,
+            left_over,
+            other_settings,
+        } = self;
         let lists = [
             ("parameters that keep the values of the model", new_parameters),
+            ("buffers that keep the values of the model", new_buffers),
             ("parameters whose optimizer state begins anew", new_states),
+            ("buffers whose averages begin anew", new_buffer_states),
             ("tensors of the checkpoint that are left over", left_over),
         ];
         let lists = lists.into_iter().filter(|(_, names)| !names.is_empty());

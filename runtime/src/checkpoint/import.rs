@@ -16,9 +16,10 @@ use super::portions::Portion;
 use super::together::{JointOperation, OpenedLines};
 use crate::agree::comparison::InitialValues;
 use crate::error::Error;
-use crate::model::{self, ShardedModel};
+use crate::model::{self, InitialTensors, ShardedModel};
 use crate::options::ModelOptions;
 use crate::persist::problem::Problem;
+use crate::state::buffers::ModelBuffers;
 use crate::state::context::Context;
 
 /// The folder from which a model is imported.
@@ -69,10 +70,10 @@ impl fmt::Debug for Import<'_> {
 pub struct Imported {
     /// The model.
     pub model: ShardedModel,
-    /// The names of the folder's tensors that are not parameters of the model.
+    /// The names of the folder's tensors that are neither parameters nor buffers of the model.
     pub left_over: Vec<String>,
-    /// The names of the parameters that the folder lacks, in the order of the spec. They have the
-    /// values of [`Import::or_init`].
+    /// The names of the parameters and buffers that the folder lacks, in the order of the spec. They
+    /// have the values of [`Import::or_init`].
     pub initialised: Vec<String>,
 }
 
@@ -111,7 +112,7 @@ impl ShardedModel {
             Ok((folder, found, opened))
         })?;
         together.compare(&opened)??;
-        let (shards, values) = together.run(|| {
+        let tensors = together.run(|| {
             let values = RefCell::new(InitialValues::default());
             let shards = shards_of(together.site(), |unit, portions, parameters| {
                 let (missing, held): (Vec<_>, Vec<_>) =
@@ -120,13 +121,15 @@ impl ShardedModel {
                 init(&context, unit, import, &found, &missing, parameters, given)?;
                 read(&folder, import, &held, parameters)
             })?;
-            Ok((shards, values.into_inner()))
+            let mut values = values.into_inner();
+            let buffers = buffers(&context, &folder, import, &found, &mut values)?;
+            Ok(InitialTensors { shards, buffers, values })
         })?;
         let ImportFound { left_over, missing } = found;
-        let params = context.plan.spec().params().map(|(_, param)| &param.name);
+        let names = context.plan.spec().tensors().map(|tensor| &tensor.name);
         let initialised: Vec<String> =
-            params.filter(|name| missing.contains(*name)).cloned().collect();
-        Ok(Imported { model: Self::of(context, shards, &values)?, left_over, initialised })
+            names.filter(|name| missing.contains(*name)).cloned().collect();
+        Ok(Imported { model: Self::of(context, tensors)?, left_over, initialised })
     }
 }
 
@@ -138,7 +141,7 @@ fn opened(
     import: &Import<'_>,
 ) -> Result<OpenedLines, Problem> {
     let mut lines = folder.contents()?;
-    lines.extend(context.plan.spec().params().map(|(_, param)| match &param.name {
+    lines.extend(context.plan.spec().tensors().map(|tensor| match &tensor.name {
         name if found.missing.contains(name) => format!("no tensor for `{name}`"),
         name => format!("tensor `{}` for `{name}`", (import.names)(name).escape_debug()),
     }));
@@ -188,6 +191,33 @@ fn init(
     Ok(())
 }
 
+/// Makes the buffers from the folder, or from `init` where it lacks them. All ranks compare the
+/// values.
+fn buffers(
+    context: &Context,
+    folder: &Folder,
+    import: &Import<'_>,
+    found: &ImportFound,
+    values: &mut InitialValues,
+) -> Result<ModelBuffers, Problem> {
+    let spec = context.plan.spec();
+    let mut buffers = ModelBuffers::zeros(spec).map_err(Error::from)?;
+    for (id, buffer) in spec.buffers() {
+        let full = match &import.init {
+            Some(init) if found.missing.contains(&buffer.name) => init(buffer),
+            _ => {
+                let mut full = hsdp_kernels::zeros(buffer.numel()).map_err(Error::from)?;
+                folder.read(&(import.names)(&buffer.name), 0, &mut full)?;
+                full
+            }
+        };
+        model::check_size(context, buffer, &full)?;
+        values.note(buffer, &full);
+        buffers.set(id, &full);
+    }
+    Ok(buffers)
+}
+
 /// Reads the portions of a unit that the folder has.
 fn read(
     folder: &Folder,
@@ -213,7 +243,7 @@ fn compare(
     let mut missing = BTreeSet::new();
     let mut reshaped = Vec::new();
     let mut required = Vec::new();
-    for (_, param) in context.plan.spec().params() {
+    for param in context.plan.spec().tensors() {
         let name = (import.names)(&param.name);
         let shape: Vec<u64> = param.shape.iter().map(|size| *size as u64).collect();
         match tensors.get(&*name) {

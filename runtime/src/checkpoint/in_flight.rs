@@ -38,7 +38,7 @@ impl Snapshot {
         optimizer: &O,
         content: Content,
     ) -> Result<(), Problem> {
-        self.written = portions::to_write(&model.engine.context, &optimizer.tensors(), content);
+        self.written = portions::to_write(&model.engine.context, optimizer, content);
         self.make_room()?;
         let site = model.site("saving");
         let mut room = &mut *self.elements;
@@ -52,6 +52,13 @@ impl Snapshot {
                 WrittenFrom::State { kind, parameter, range } => {
                     let start = range.start;
                     let copied = optimizer.copy_state(model, kind, *parameter, start, into)?;
+                    debug_assert!(copied, "an optimizer has the tensors that it names");
+                }
+                WrittenFrom::Buffer { buffer, .. } => {
+                    into.copy_from_slice(model.engine.state().buffers.committed_value(*buffer));
+                }
+                WrittenFrom::BufferState { state, .. } => {
+                    let copied = optimizer.copy_buffer_state(*state, into);
                     debug_assert!(copied, "an optimizer has the tensors that it names");
                 }
             }

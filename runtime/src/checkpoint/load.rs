@@ -199,15 +199,17 @@ impl Checkpoints {
         };
         let read = self.loading(model, step).attempt(|| read(saved));
         let (loaded, beside) = read.inspect_err(|undone| self.note_broken(step, undone))?;
-        let LoadedState { parameters, fitting, notes } = loaded;
+        let LoadedState { parameters, buffers, fitting, notes } = loaded;
         let frozen_digest = generation.manifest().frozen_digest;
         self.compare_left_out(model, step, frozen_digest, fitting.as_ref())?;
         for note in notes.iter().filter(|_| model.rank().index() == 0) {
             hsdp_warnings::warn!(step, "{note}");
         }
-        take_parameters(model, parameters);
-        let Unmatched { new_parameters, new_states, left_over, .. } =
-            fitting.map_or_else(Unmatched::default, |fitting| fitting.lists);
+        take_tensors(model, parameters, &buffers);
+        let unmatched = fitting.map_or_else(Unmatched::default, |fitting| fitting.lists);
+        let new_parameters = [unmatched.new_parameters, unmatched.new_buffers].concat();
+        let new_states = [unmatched.new_states, unmatched.new_buffer_states].concat();
+        let left_over = unmatched.left_over;
         let user = generation.manifest().user.clone();
         let broken = Vec::new();
         let later = Vec::new();
@@ -231,8 +233,10 @@ impl Checkpoints {
             let training = manifest.training;
             let notes = notes(&saved, &optimizer.head(saved.context.plan.spec()));
             let parameters = parameters_of(model, &saved, saved.fitting, str::to_owned)?;
+            let buffers = buffers_of(model, &saved, saved.fitting, str::to_owned)?;
             let restored = optimizer.restored(model, &saved)?;
-            Ok((LoadedState { parameters, fitting, notes }, (restored, applied, training)))
+            let loaded = LoadedState { parameters, buffers, fitting, notes };
+            Ok((loaded, (restored, applied, training)))
         })?;
         *optimizer = restored;
         take(model, step, applied, training);
@@ -377,14 +381,15 @@ fn take(model: &ShardedModel, step: u64, applied: u64, training: TrainingHead) {
     model.engine.context.unused.note_load(applied);
 }
 
-/// Replaces the parameters of a model, and forgets its last update: all trained parameters are
-/// those of the checkpoint, or of an update that was compared.
-fn take_parameters(model: &ShardedModel, parameters: Vec<Shard>) {
+/// Replaces the parameters and buffers of a model, and forgets its last update: all trained
+/// parameters are those of the checkpoint, or of an update that was compared.
+fn take_tensors(model: &ShardedModel, parameters: Vec<Shard>, buffers: &[f32]) {
     let mut state = model.engine.state();
     // Each copy is freed once it is taken.
     for (shard, read) in state.shards.iter_mut().zip(parameters) {
         shard.take(read);
     }
+    state.buffers.set_all(buffers);
     state.loads += 1;
     (state.half_updated, state.updated) = (None, Updated::default());
     model.updates.lock().moved = None;
@@ -394,6 +399,8 @@ fn take_parameters(model: &ShardedModel, parameters: Vec<Shard>) {
 /// The state of a model that was read.
 pub(super) struct LoadedState {
     pub(super) parameters: Vec<Shard>,
+    /// The buffers, one after the other in declared order.
+    pub(super) buffers: Vec<f32>,
     /// Parts that fit, if only these are taken.
     pub(super) fitting: Option<FittingParts>,
     /// Texts for a warning.
@@ -447,6 +454,35 @@ pub(super) fn parameters_of(
         fill(unit, portions, &mut parameters)?;
         Ok(Shard::to_take(parameters, layout).map_err(Error::from)?)
     })
+}
+
+/// Reads the buffers of a checkpoint, one after the other in declared order. With `fitting`, those
+/// that it lacks are the model's own. `source` maps the name of a buffer to that of the tensor with
+/// its values.
+pub(super) fn buffers_of(
+    model: &ShardedModel,
+    saved: &SavedState<'_>,
+    fitting: Option<&FittingParts>,
+    source: impl Fn(&str) -> String,
+) -> Result<Vec<f32>, Problem> {
+    let spec = saved.context.plan.spec();
+    let len = spec.buffers().map(|(_, buffer)| buffer.numel()).sum();
+    // The text of an error is made outside of the scope, in which memory may be short.
+    let made = {
+        let _scope = memory::scope(Category::Load);
+        zeros(len)
+    };
+    let mut buffers = made?;
+    let mut rest = &mut *buffers;
+    for (id, buffer) in spec.buffers() {
+        let (into, behind) = rest.split_at_mut(buffer.numel());
+        match fitting.is_some_and(|fitting| fitting.lacking_buffers.contains(&id)) {
+            true => into.copy_from_slice(model.engine.state().buffers.committed_value(id)),
+            false => saved.generation.read(&source(&buffer.name), 0, into)?,
+        }
+        rest = behind;
+    }
+    Ok(buffers)
 }
 
 /// This rank's shards, made unit by unit: `fill` fills the portions of each unit, in f32.

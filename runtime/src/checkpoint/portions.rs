@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use hsdp_checkpoint::{Elements, Slice, state_tensor};
-use hsdp_sharding::{Coordinate, ParamId, Piece, Role, UnitId};
+use hsdp_sharding::{BufferId, Coordinate, Param, ParamId, Piece, Role, UnitId};
 
 use super::settings::Content;
-use crate::persist::checkpointed::{Spread, StateTensor};
+use crate::persist::checkpointed::{BufferState, Checkpointed, Spread, StateTensor};
 use crate::state::context::Context;
 
 /// Some consecutive elements of a parameter in this rank's shard.
@@ -54,6 +54,10 @@ pub(super) enum WrittenFrom {
     Shard { unit: UnitId, range: Range<usize> },
     /// In a tensor of an optimizer's state.
     State { kind: &'static str, parameter: ParamId, range: Range<usize> },
+    /// A buffer of this number of elements.
+    Buffer { buffer: BufferId, len: usize },
+    /// The values that an optimizer keeps of a buffer of this number of elements.
+    BufferState { state: BufferState, len: usize },
 }
 
 impl WrittenFrom {
@@ -61,6 +65,7 @@ impl WrittenFrom {
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Shard { range, .. } | Self::State { range, .. } => range.len(),
+            Self::Buffer { len, .. } | Self::BufferState { len, .. } => *len,
         }
     }
 }
@@ -105,25 +110,38 @@ impl WrittenPortion {
         (source.len() > 0).then_some(Self { name, shape, offset, source })
     }
 
+    /// Returns a whole buffer, or its whole state.
+    fn of_buffer(name: String, buffer: &Param, source: WrittenFrom) -> Self {
+        Self { name, shape: Spread::Elements.shape(buffer), offset: 0, source }
+    }
+
     pub(super) fn slice<'a>(&'a self, values: Elements<'a>) -> Slice<'a> {
         Slice { tensor: &self.name, shape: &self.shape, offset: self.offset, values }
     }
 }
 
 /// Returns the elements that this rank writes of a model and of the state of its optimizer, in the
-/// order of its file: parameters first, and then one kind of state after the other.
-pub(super) fn to_write(
+/// order of its file: parameters and buffers first, then one kind of state after the other, and
+/// that of buffers. Buffers change in training, so they are written whatever the content is.
+pub(super) fn to_write<O: Checkpointed>(
     context: &Context,
-    states: &[StateTensor],
+    optimizer: &O,
     content: Content,
 ) -> Vec<WrittenPortion> {
+    let spec = context.plan.spec();
+    let buffers = context.plan.buffers_saved_by(context.rank());
     let mut portions = of_pieces(context, context.plan.pieces_saved_by(context.rank()));
     portions.retain(|portion| content.has(portion.role));
     let mut written: Vec<WrittenPortion> =
         portions.iter().map(WrittenPortion::of_parameter).collect();
+    written.extend(buffers.iter().map(|id| {
+        let buffer = &spec[*id];
+        let source = WrittenFrom::Buffer { buffer: *id, len: buffer.numel() };
+        WrittenPortion::of_buffer(buffer.name.clone(), buffer, source)
+    }));
     let mut kinds = BTreeMap::<&str, BTreeMap<ParamId, StateTensor>>::new();
-    for state in states {
-        kinds.entry(state.kind).or_default().insert(state.parameter, *state);
+    for state in optimizer.tensors() {
+        kinds.entry(state.kind).or_default().insert(state.parameter, state);
     }
     for of_kind in kinds.into_values() {
         let of_portion = |portion: &Portion| {
@@ -134,6 +152,14 @@ pub(super) fn to_write(
             of_kind.values().filter_map(|tensor| WrittenPortion::of_owner(context, *tensor));
         written.extend(owned);
     }
+    let states = optimizer.buffer_states();
+    written.extend(states.into_iter().filter(|state| buffers.contains(&state.buffer)).map(
+        |state| {
+            let buffer = &spec[state.buffer];
+            let source = WrittenFrom::BufferState { state, len: buffer.numel() };
+            WrittenPortion::of_buffer(state_tensor(state.kind, &buffer.name), buffer, source)
+        },
+    ));
     written
 }
 

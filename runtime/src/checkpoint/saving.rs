@@ -8,7 +8,7 @@ use hsdp_checkpoint::{
     Committed, Draft, DraftPlace, Elements, Head, Lease, MOST_USER_BYTES, MeshShape, OptimizerHead,
     Slice, Store, TrainingHead, Writer, nonce,
 };
-use hsdp_kernels::Values;
+use hsdp_kernels::{Values, Wire};
 use hsdp_sharding::{ModelSpec, Rank};
 use serde_json::Value;
 
@@ -80,8 +80,10 @@ impl<'a, O: Checkpointed> RankSave<'a, O> {
 
     pub(super) fn identity(&self) -> SaveIdentity {
         let model = self.model.id().clone();
-        let loads = self.model.engine.state().loads;
-        SaveIdentity { model, loads, step: self.step, digests: self.digests() }
+        let state = self.model.engine.state();
+        let buffers = digest::of_rounded(state.buffers.all_committed(), Wire::F32);
+        let loads = state.loads;
+        SaveIdentity { model, loads, step: self.step, buffers, digests: self.digests() }
     }
 
     fn digests(&self) -> [u64; 3] {
@@ -189,17 +191,20 @@ impl<'a, O: Checkpointed> RankSave<'a, O> {
             user: self.user.clone(),
             frozen_digest,
             settings: settings_of(self.model.plan().spec()),
+            buffers: self.model.plan().spec().buffers().map(|(_, it)| it.name.clone()).collect(),
         }
     }
 }
 
-/// The identity of a save: the parameters after a number of steps and of loads, and digests of
-/// `user` and of the optimizer's options.
+/// The identity of a save: the parameters after a number of steps and of loads, and digests of the
+/// buffers, of `user` and of the optimizer's options. A step whose gradients are dropped changes
+/// buffers, and no number of steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SaveIdentity {
     pub(super) model: ModelId,
     pub(super) loads: u64,
     pub(super) step: u64,
+    buffers: u64,
     pub(super) digests: [u64; 3],
 }
 
@@ -239,8 +244,8 @@ struct SavedContents<'a> {
     written: Vec<WrittenPortion>,
     /// Shards, by unit.
     shards: Vec<HostShard>,
-    /// Values of state, by `written`; empty for parameters.
-    states: Vec<Cow<'a, [f32]>>,
+    /// Values of state and of buffers, by `written`; empty for parameters.
+    values: Vec<Cow<'a, [f32]>>,
 }
 
 impl<'a> SavedContents<'a> {
@@ -251,27 +256,40 @@ impl<'a> SavedContents<'a> {
     ) -> Result<Self, Error> {
         let context = &model.engine.context;
         let shards = model.engine.state().shards.clone();
-        let written = portions::to_write(context, &optimizer.tensors(), content);
-        let state = |written: &WrittenPortion| match &written.source {
+        let written = portions::to_write(context, optimizer, content);
+        let values = |written: &WrittenPortion| match &written.source {
             WrittenFrom::Shard { .. } => Ok(Cow::Borrowed(&[][..])),
             WrittenFrom::State { kind, parameter, range } => {
                 let state = optimizer.state(model, kind, *parameter, range.clone())?;
                 Ok(state.expect("an optimizer has the tensors that it names"))
             }
+            WrittenFrom::Buffer { buffer, len } => {
+                let mut copy = hsdp_kernels::zeros(*len)?;
+                copy.copy_from_slice(model.engine.state().buffers.committed_value(*buffer));
+                Ok(Cow::Owned(copy))
+            }
+            WrittenFrom::BufferState { state, len } => {
+                let mut copy = hsdp_kernels::zeros(*len)?;
+                let copied = optimizer.copy_buffer_state(*state, &mut copy);
+                assert!(copied, "an optimizer has the tensors that it names");
+                Ok(Cow::Owned(copy))
+            }
         };
-        let states = written.iter().map(state).collect::<Result<_, Error>>()?;
+        let values = written.iter().map(values).collect::<Result<_, Error>>()?;
         let site = model.site("saving");
         let shards = shards.iter().map(|shard| shard.on_host(site)).collect::<Result<_, _>>()?;
-        Ok(Self { written, shards, states })
+        Ok(Self { written, shards, values })
     }
 
     fn slices(&self) -> Vec<Slice<'_>> {
-        let slices = self.written.iter().zip(&self.states).map(|(written, state)| {
+        let slices = self.written.iter().zip(&self.values).map(|(written, values)| {
             let values = match &written.source {
                 WrittenFrom::Shard { unit, range } => {
                     self.shards[unit.index()].values(range.clone())
                 }
-                WrittenFrom::State { .. } => Values::F32(state),
+                WrittenFrom::State { .. }
+                | WrittenFrom::Buffer { .. }
+                | WrittenFrom::BufferState { .. } => Values::F32(values),
             };
             written.slice(elements(values))
         });

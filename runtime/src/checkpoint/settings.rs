@@ -39,7 +39,8 @@ impl Default for CheckpointOptions {
     }
 }
 
-/// The parameters that checkpoints have.
+/// The parameters that checkpoints have. All of them have the
+/// [buffers](hsdp_sharding::Param::buffer).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Content {
     /// All parameters. Such a checkpoint can be loaded with either option: it replaces all
@@ -93,11 +94,12 @@ pub enum OtherParameters {
     /// tensors the first few of each kind.
     #[default]
     Refuse,
-    /// The model takes each parameter that the checkpoint has under its name with its shape, and
-    /// keeps its own values of the others. The optimizer takes the state of parameters that are
-    /// trained there and here, and begins anew with the others. [`Resumed`] lists new parameters,
-    /// new states, and tensors of the checkpoint that are left over. This is for a new head, a head
-    /// that is gone, or parameters that are frozen or trained anew.
+    /// The model takes each parameter and each buffer that the checkpoint has under its name with
+    /// its shape, also where a buffer was a parameter, and keeps its own values of the others. The
+    /// optimizer takes the state of parameters that are trained there and here, and begins anew
+    /// with the others. [`Resumed`] lists new parameters, new states, and tensors of the checkpoint
+    /// that are left over. This is for a new head, a head that is gone, or parameters that are
+    /// frozen or trained anew.
     ///
     /// The settings that the model [states](hsdp_sharding::ModelSpec::setting) may be others than
     /// those of the checkpoint: those of the model count, and a warning lists the differences. So a
@@ -137,14 +139,15 @@ pub struct Resumed {
     /// [`Checkpoints::discard_after`](super::Checkpoints::discard_after) removes them. Rank 0 logs
     /// a warning, too, if these checkpoints may save.
     pub later: Vec<u64>,
-    /// The parameters that keep the values of the model, with
+    /// The parameters, and then the buffers, that keep the values of the model, with
     /// [`OtherParameters::TakeFitting`](super::OtherParameters::TakeFitting), because the
     /// checkpoint lacks them, or has them with another shape. Empty otherwise, like the next lists.
     pub new_parameters: Vec<String>,
     /// The trained parameters whose optimizer state begins anew: their averages begin as the
-    /// parameters, and all else with zeros.
+    /// parameters, and all else with zeros. Then the buffers whose averages begin anew, as the
+    /// buffers.
     pub new_states: Vec<String>,
-    /// The tensors of the checkpoint that nothing took: parameters, and state as
+    /// The tensors of the checkpoint that nothing took: parameters and buffers, and state as
     /// `optimizer:<kind>:<parameter>`.
     pub left_over: Vec<String>,
 }

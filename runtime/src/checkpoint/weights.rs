@@ -6,7 +6,7 @@ use hsdp_checkpoint::{Generation, STATE, TensorEntry, Weights, state_tensor};
 
 use super::checkpoints::Checkpoints;
 use super::differences;
-use super::load::{LoadedState, parameters_of};
+use super::load::{LoadedState, buffers_of, parameters_of};
 use super::settings::Resumed;
 use super::together::Undone;
 use crate::error::Error;
@@ -105,8 +105,9 @@ impl Checkpoints {
             let averages = averages(saved.generation, weights)?;
             let source = |name: &str| averages.get(name).cloned().unwrap_or_else(|| name.into());
             let parameters = parameters_of(model, &saved, fitting.as_ref(), source)?;
+            let buffers = buffers_of(model, &saved, fitting.as_ref(), source)?;
             let notes = fitting.iter().filter_map(|fitting| fitting.lists.text()).collect();
-            Ok((LoadedState { parameters, fitting, notes }, ()))
+            Ok((LoadedState { parameters, buffers, fitting, notes }, ()))
         });
         loaded.map(|(resumed, ())| resumed)
     }

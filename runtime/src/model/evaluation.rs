@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+use crate::agree::agreement::EvaluationEnd;
 use crate::error::Error;
 use crate::step::engine::{Engine, OpenedEvaluation};
 use crate::step::{Pass, PassHandle};
@@ -10,12 +11,13 @@ use crate::step::{Pass, PassHandle};
 /// Forwards without a backward, between steps: each unit is gathered once a batch, nothing is
 /// reduced, no parameter changes.
 ///
-/// Ranks may have different numbers of batches. A rank that has no batch left calls
-/// [`mean`](Self::mean), and gathers along with the others until all have come to it.
+/// Ranks may have different numbers of batches. A rank that has no batch left ends the evaluation
+/// by [`mean`](Self::mean), or by [`finish`](Self::finish) if no mean is wanted, and gathers along
+/// with the others until all have come to the end. All ranks end an evaluation by the same call.
 ///
 /// All ranks make the evaluations of a model in one order: nothing else tells two of them apart.
 ///
-/// A drop before the mean, or after an error, tells the other ranks, as that of a
+/// A drop before the end, or after an error, tells the other ranks, as that of a
 /// [`Step`](crate::Step) does.
 ///
 /// ```
@@ -45,7 +47,7 @@ use crate::step::{Pass, PassHandle};
 /// # Ok::<(), hsdp::Error>(())
 /// ```
 #[derive(Debug)]
-#[must_use = "an evaluation that is dropped before its mean is aborted on all ranks"]
+#[must_use = "an evaluation that is dropped before its mean or its finish is aborted on all ranks"]
 pub struct Evaluation<'model> {
     engine: Arc<Engine>,
     opened: OpenedEvaluation,
@@ -61,35 +63,49 @@ impl Evaluation<'_> {
     /// batch; [`Pass::loss`] and [`Pass::reduce`] are refused. The units follow the order of
     /// training; before the first step, that of the batch itself, if all ranks have the same.
     ///
-    /// Collective over the world, with the `batch` or the first [`mean`](Self::mean) of all other
-    /// ranks: the ranks exchange whether they have another batch.
+    /// Collective over the world, with the `batch`, the [`mean`](Self::mean) or the
+    /// [`finish`](Self::finish) of all other ranks: the ranks exchange whether they have another
+    /// batch.
     ///
     /// # Errors
-    /// [`Error::Misuse`] if the last batch was not finished, or after a mean; [`Error::Comm`] if
-    /// the exchange fails.
+    /// [`Error::Misuse`] if the last batch was not finished; [`Error::Comm`] if the exchange fails.
     pub fn batch(&mut self) -> Result<Pass<'_>, Error> {
         let token = self.engine.begin_batch(self.opened.id)?;
         Ok(Pass::of(PassHandle::new(&self.engine, token)))
     }
 
-    /// Returns the mean over the items of all batches of all ranks: the sum of all `sum`s, in rank
-    /// order, over the sum of all `items`. The same on all ranks, and not a mean of means. Further
-    /// means, of other quantities, may follow; batches may not.
+    /// Ends the evaluation, and returns the mean over the items of all batches of all ranks: the
+    /// sum of all `sum`s, in rank order, over the sum of all `items`. The same on all ranks, and
+    /// not a mean of means. [`World::sum`](crate::World::sum) adds up further quantities.
     ///
-    /// Collective over the world. The first mean takes part in the batches that other ranks still
-    /// have.
+    /// Collective over the world, and takes part in the batches that other ranks still have.
     ///
     /// # Errors
-    /// [`DataError::EmptyEvaluation`](crate::DataError::EmptyEvaluation) on all ranks if there are
-    /// no items; [`Error::Misuse`] if a batch was not finished; [`Error::Comm`] if an exchange or a
-    /// gather fails.
-    pub fn mean(&mut self, sum: f64, items: u64) -> Result<f64, Error> {
-        self.engine.evaluated_mean(self.opened.id, sum, items)
+    /// On all ranks: [`DataError::EmptyEvaluation`](crate::DataError::EmptyEvaluation) if there are
+    /// no items, and [`Error::Disagreement`] if another rank has called [`finish`](Self::finish).
+    /// [`Error::Misuse`] if a batch was not finished; [`Error::Comm`] if an exchange or a gather
+    /// fails.
+    pub fn mean(self, sum: f64, items: u64) -> Result<f64, Error> {
+        let OpenedEvaluation { id, .. } = self.opened;
+        self.engine.end_evaluation(id, EvaluationEnd::Mean { sum, items })?.mean(id.step)
+    }
+
+    /// Ends the evaluation without a mean, where its batches were for their outputs: logits,
+    /// generated tokens, statistics.
+    ///
+    /// Collective over the world, and takes part in the batches that other ranks still have.
+    ///
+    /// # Errors
+    /// [`Error::Disagreement`] on all ranks if another rank has called [`mean`](Self::mean), which
+    /// would be without this rank's items. [`Error::Misuse`] if a batch was not finished;
+    /// [`Error::Comm`] if an exchange or a gather fails.
+    pub fn finish(self) -> Result<(), Error> {
+        self.engine.end_evaluation(self.opened.id, EvaluationEnd::Finish).map(drop)
     }
 }
 
 impl Drop for Evaluation<'_> {
     fn drop(&mut self) {
-        self.engine.end_evaluation(self.opened);
+        self.engine.abort_evaluation(self.opened);
     }
 }

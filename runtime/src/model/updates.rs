@@ -4,15 +4,17 @@ use std::fmt::Write as _;
 use std::sync::{Arc, Weak};
 
 use hsdp_kernels::cuda::{CudaError, DeviceBuffer, DeviceUpdate, PieceOfStep, Stream};
+use hsdp_kernels::memory::Category;
 use hsdp_kernels::{MomentumKind, SgdStep, UPDATE_BLOCK, sgd, squared_distance, squared_norm};
-use hsdp_sharding::{ParamId, Piece, Role, UnitId};
+use hsdp_sharding::{BufferId, ModelSpec, ParamId, Piece, Role, UnitId};
 use parking_lot::Mutex;
 
 use crate::error::Error;
 use crate::options::allowed::Allowed;
+use crate::state::buffers::ModelBuffers;
 use crate::state::context::{Context, ErrorSite};
 use crate::state::shard::Shard;
-use crate::state::store::LocatedF32;
+use crate::state::store::{LocatedF32, zeros_in};
 
 /// The averages that updates move on, and the distance of the last update.
 #[derive(Debug, Default)]
@@ -50,12 +52,15 @@ impl Averages {
     }
 }
 
-/// An exponential moving average, f32, in the layout of the trained part of each shard.
+/// An exponential moving average, f32: in the layout of the trained part of each shard, and of the
+/// buffers.
 #[derive(Debug)]
 pub(crate) struct Average {
     decay: f64,
     /// The averages of each unit.
     values: Vec<LocatedF32>,
+    /// The averages of the buffers, whole on this rank, one after the other in declared order.
+    buffers: Vec<f32>,
 }
 
 impl Average {
@@ -71,19 +76,24 @@ impl Average {
         check_frozen(site.context)?;
         let layouts = site.context.plan.layouts().iter();
         let lens = layouts.map(|layout| layout.trainable().shard_len);
-        Ok(Self { decay, values: LocatedF32::zeros(site, lens)? })
+        let values = LocatedF32::zeros(site, lens)?;
+        let numel = site.context.plan.spec().buffers().map(|(_, buffer)| buffer.numel()).sum();
+        let buffers = zeros_in(Category::Buffers, numel)?;
+        Ok(Self { decay, values, buffers })
     }
 
-    /// Makes an average that begins as a copy of the parameters.
+    /// Makes an average that begins as a copy of the parameters and of the buffers.
     ///
     /// # Errors
     /// Errors of [`Ema::new`](crate::Ema::new).
     pub(crate) fn copy_of(
         site: ErrorSite<'_>,
         shards: &[Shard],
+        buffers: &ModelBuffers,
         decay: f64,
     ) -> Result<Self, Error> {
         let mut average = Self::zeros(site, decay)?;
+        average.buffers.copy_from_slice(buffers.all_committed());
         average.fill(site, |unit, piece, into| {
             shards[unit.index()].copy_to(site, piece.shard_start, into)
         })?;
@@ -104,6 +114,33 @@ impl Average {
             })?;
         }
         Ok(())
+    }
+
+    /// Fills the averages of the buffers: `read` gets a buffer and its elements.
+    pub(crate) fn fill_buffers<E>(
+        &mut self,
+        spec: &ModelSpec,
+        mut read: impl FnMut(BufferId, &mut [f32]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut rest = &mut *self.buffers;
+        for (id, buffer) in spec.buffers() {
+            let (own, behind) = rest.split_at_mut(buffer.numel());
+            read(id, own)?;
+            rest = behind;
+        }
+        Ok(())
+    }
+
+    /// Returns the average of a buffer.
+    pub(crate) fn buffer(&self, spec: &ModelSpec, buffer: BufferId) -> &[f32] {
+        let before = spec.buffers().take_while(|(id, _)| *id < buffer);
+        let start: usize = before.map(|(_, buffer)| buffer.numel()).sum();
+        &self.buffers[start..][..spec[buffer].numel()]
+    }
+
+    /// Returns the averages of all buffers, one after the other in declared order.
+    pub(crate) fn buffers(&self) -> &[f32] {
+        &self.buffers
     }
 
     pub(crate) fn decay(&self) -> f64 {
@@ -168,6 +205,12 @@ impl Average {
         let step = self.step();
         let average = &mut self.values[unit.index()].here_mut()[piece.shard_range()];
         sgd(&step, average, parameters, None);
+    }
+
+    /// Updates the averages of the buffers, which lie on the host, from the values after a step.
+    pub(crate) fn update_buffers(&mut self, values: &[f32]) {
+        let step = self.step();
+        sgd(&step, &mut self.buffers, values, None);
     }
 
     /// Updates pieces of a unit on a device. Waits for nothing.

@@ -14,7 +14,7 @@ use hsdp_sharding::{Param, ParamId, UnitId};
 
 use crate::error::Error;
 use crate::optimizer::grouped::Grouped;
-use crate::optimizer::interface::{Run, Updating};
+use crate::optimizer::interface::{ClippedGradient, Run, Updating};
 use crate::optimizer::rule::{Rule, RuleExchange, RunState, Setting};
 use crate::optimizer::state::{Covered, OptimizerState};
 use crate::options::allowed::Allowed;
@@ -126,7 +126,8 @@ impl Rule for AdafactorOptions {
     }
 
     fn update(&self, number: u64, run: Run<'_>, RunState { state, spec, .. }: RunState<'_>) {
-        let Run { unit, piece, parameters, gradient, clip } = run;
+        let Run { unit, piece, parameters, gradient } = run;
+        let ClippedGradient { values: gradient, clip } = gradient;
         let parameter = ParamId { unit, index: piece.param };
         let step = self.of_step(number, clip);
         let sums = &state.staged.sums[&parameter];

@@ -5,7 +5,7 @@ use hsdp_kernels::cuda::CudaError;
 
 use crate::model::ShardedModel;
 use crate::optimizer::grouped::{Grouped, StateForm};
-use crate::optimizer::interface::{DeviceRun, Run};
+use crate::optimizer::interface::{ClippedGradient, DeviceRun, Run};
 use crate::optimizer::rule::{Rule, RunState, Setting};
 use crate::optimizer::state::eight_bit;
 use crate::options::allowed::Allowed;
@@ -69,12 +69,13 @@ impl Rule for AdamWOptions {
     }
 
     fn update(&self, number: u64, run: Run<'_>, state: RunState<'_>) {
-        let step = self.of_step(number, run.clip);
+        let ClippedGradient { values: gradient, clip } = run.gradient;
+        let step = self.of_step(number, clip);
         if let Some(moments) = eight_bit(&mut state.state.kinds, run.unit, &run.piece) {
-            return hsdp_kernels::adamw_8bit(&step, run.parameters, run.gradient, moments);
+            return hsdp_kernels::adamw_8bit(&step, run.parameters, gradient, moments);
         }
         let [first, second] = state.kinds();
-        hsdp_kernels::adamw(&step, run.parameters, run.gradient, first, second);
+        hsdp_kernels::adamw(&step, run.parameters, gradient, first, second);
     }
 
     fn update_on_device(&self, run: DeviceRun<'_>, state: RunState<'_>) -> Result<(), CudaError> {

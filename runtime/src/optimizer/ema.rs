@@ -1,4 +1,4 @@
-//! Exponential moving averages of the parameters.
+//! Exponential moving averages of the parameters and buffers.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -6,23 +6,25 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use hsdp_checkpoint::OptimizerHead;
-use hsdp_sharding::{ModelSpec, ParamId, Plan, Role, UnitId};
+use hsdp_kernels::memory::Category;
+use hsdp_sharding::{BufferId, ModelSpec, ParamId, Plan, Role, UnitId};
 use parking_lot::Mutex;
 use serde_json::json;
 
 use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::model::updates::Average;
-use crate::persist::checkpointed::{Checkpointed, Expected, Spread, StateTensor};
+use crate::persist::checkpointed::{BufferState, Checkpointed, Expected, Spread, StateTensor};
 use crate::persist::problem::Problem;
 use crate::persist::saved::{SavedOptions, SavedState};
 use crate::state::context::ModelId;
 use crate::state::control;
 use crate::state::shard::Shard;
+use crate::state::store::zeros_in;
 use crate::step::engine::Engine;
 
-/// An exponential moving average of this rank's trainable parameters, f32. It begins as a copy of
-/// them.
+/// An exponential moving average of this rank's trainable parameters and of the model's
+/// [buffers](hsdp_sharding::Param::buffer), f32. It begins as a copy of them.
 ///
 /// Each update of the model moves it on, whatever the optimizer, in the optimizer's pass over the
 /// parameters:
@@ -34,7 +36,12 @@ use crate::step::engine::Engine;
 /// in f32, where `1 - decay` is computed in f64 and rounded once, as
 /// `torch.optim.swa_utils.get_ema_multi_avg_fn` does. A parameter that got no gradient takes part.
 /// A skipped step changes nothing. Nothing moves a dropped average on. It takes 4 bytes for each
-/// element of the trained part of this rank's shards; `ModelSpec::averaged` tells the plan.
+/// element of the trained part of this rank's shards and of each buffer; `ModelSpec::averaged`
+/// tells the plan.
+///
+/// Buffers take part by the same formula, with their values at the end of the step, as with
+/// `use_buffers=True` of `torch.optim.swa_utils.AveragedModel`. Each rank averages all of them on
+/// the host, and all ranks get the same bits without an exchange.
 ///
 /// [`ShardedModel::with_shards`] evaluates it. A pair with the optimizer goes into a checkpoint:
 /// `checkpoints.save(&model, &(adamw, ema), &user)`, from which `hsdp checkpoint export --average`
@@ -62,9 +69,9 @@ pub struct Ema {
 }
 
 impl Ema {
-    /// An average of the parameters of this moment. `decay` is the fraction of the average that an
-    /// update keeps; ranks compare it with the options of optimizers. Not collective, and the same
-    /// on all ranks.
+    /// An average of the parameters and buffers of this moment. `decay` is the fraction of the
+    /// average that an update keeps; ranks compare it with the options of optimizers. Not
+    /// collective, and the same on all ranks.
     ///
     /// # Errors
     /// [`Error::Options`] if `decay` is not from 0 to below 1, or if the model is updated on a
@@ -80,7 +87,7 @@ impl Ema {
         let average = {
             let state = model.engine.state();
             let site = model.engine.context.site("Ema::new", state.next_step);
-            Average::copy_of(site, &state.shards, decay)?
+            Average::copy_of(site, &state.shards, &state.buffers, decay)?
         };
         Ok(Self::of(model, average, number))
     }
@@ -117,16 +124,24 @@ impl Ema {
         };
         state.shards.iter().enumerate().map(shard).collect()
     }
+
+    /// Returns a copy of the averages of the buffers.
+    fn buffers(&self) -> Result<Vec<f32>, Error> {
+        let average = self.average.lock();
+        let mut copy = zeros_in(Category::Buffers, average.buffers().len())?;
+        copy.copy_from_slice(average.buffers());
+        Ok(copy)
+    }
 }
 
 impl ShardedModel {
-    /// Runs `act` with the averages in place of the trainable parameters, for
+    /// Runs `act` with the averages in place of the trainable parameters and of the buffers, for
     /// [`evaluation`](Self::evaluation) and [`full_parameters`](Self::full_parameters). Frozen
-    /// parameters are the model's. Afterwards the model has its own parameters again, also after an
-    /// error or a panic. Steps and checkpoints inside are refused.
+    /// parameters are the model's. Afterwards the model has its own parameters and buffers again,
+    /// also after an error or a panic. Steps and checkpoints inside are refused.
     ///
     /// Meanwhile there is a second copy of this rank's shards of units with trainable parameters,
-    /// in f32 and in the compute dtype.
+    /// in f32 and in the compute dtype, and one more of the buffers.
     ///
     /// Not collective, but `act` may be: all ranks make the same call. A rank that is refused tells
     /// the others.
@@ -141,27 +156,35 @@ impl ShardedModel {
         act: impl FnOnce(&mut Self) -> Result<T, E>,
     ) -> Result<T, E> {
         let operation = "with_shards";
-        let shards = control::between_steps(self.world(), self.committed_steps(), || {
+        let averages = control::between_steps(self.world(), self.committed_steps(), || {
             self.check_between_steps(operation)?;
             if ema.model != *self.id() {
                 let what = "the average is of another model".to_owned();
                 return Err(self.engine.context.misuse(operation, self.committed_steps(), what));
             }
-            ema.shards(self)
+            Ok(Averaged { shards: ema.shards(self)?, buffers: ema.buffers()? })
         })?;
-        let _replaced = Replaced::by(&self.engine, shards, ema.number);
+        let _replaced = Replaced::by(&self.engine, averages, ema.number);
         act(self)
     }
 }
 
-/// Has other shards in place of a model's, until it is dropped.
+/// This rank's shards with averages in place of the trainable parameters, and the averages of the
+/// buffers.
+struct Averaged {
+    shards: Vec<Shard>,
+    buffers: Vec<f32>,
+}
+
+/// Has averages in place of a model's shards and buffers, until it is dropped.
 struct Replaced(Arc<Engine>);
 
 impl Replaced {
-    fn by(engine: &Arc<Engine>, shards: Vec<Shard>, number: u32) -> Self {
+    fn by(engine: &Arc<Engine>, averages: Averaged, number: u32) -> Self {
         let mut state = engine.state();
         engine.context.stand_in(number);
-        state.own_shards = Some(std::mem::replace(&mut state.shards, shards));
+        state.own_shards = Some(std::mem::replace(&mut state.shards, averages.shards));
+        state.buffers.stand_in(averages.buffers);
         drop(state);
         Self(Arc::clone(engine))
     }
@@ -173,6 +196,7 @@ impl Drop for Replaced {
         if let Some(own) = state.own_shards.take() {
             self.0.context.restore();
             state.shards = own;
+            state.buffers.restore();
         }
     }
 }
@@ -237,6 +261,19 @@ impl Checkpointed for Ema {
         self.average.lock().copy_to(site, parameter, start, into)
     }
 
+    fn buffer_states(&self) -> Vec<BufferState> {
+        let buffers = self.plan.spec().buffers();
+        buffers.map(|(buffer, _)| BufferState { kind: Average::KIND, buffer }).collect()
+    }
+
+    fn copy_buffer_state(&self, state: BufferState, into: &mut [f32]) -> bool {
+        if state.kind != Average::KIND {
+            return false;
+        }
+        into.copy_from_slice(self.average.lock().buffer(self.plan.spec(), state.buffer));
+        true
+    }
+
     fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
         let mut decay = self.average.lock().decay();
         if let SavedOptions::All { now, .. } = saved.options {
@@ -245,6 +282,9 @@ impl Checkpointed for Ema {
             decay = saved.ok_or_else(lacking)?;
         }
         let shards = model.engine.state().shards.clone();
+        let own_buffer = |buffer: BufferId, into: &mut [f32]| {
+            into.copy_from_slice(model.engine.state().buffers.committed_value(buffer));
+        };
         let site = saved.site();
         let mut average = Average::zeros(site, decay)?;
         average.fill(site, |unit, piece, into| {
@@ -256,6 +296,13 @@ impl Checkpointed for Ema {
             let own =
                 |into: &mut [f32]| shards[unit.index()].copy_to(site, piece.shard_start, into);
             saved.read_parameter(parameter, piece.param_start, own, into)
+        })?;
+        average.fill_buffers(self.plan.spec(), |buffer, into| {
+            match saved.takes_buffer_state(buffer) {
+                true => saved.read_buffer_state(Average::KIND, buffer, into),
+                // It begins as the buffer, as the model has it after the load.
+                false => saved.read_buffer(buffer, |into| own_buffer(buffer, into), into),
+            }
         })?;
         Ok(Self::of(model, average, self.number))
     }

@@ -41,7 +41,7 @@ pub trait Optimizer {
     /// Errors of [`ShardedModel::update_by`].
     fn step(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {
         let mut this = self;
-        model.update_by(gradients, [(&mut this, |_| true)])
+        model.update_by(gradients, [(&mut this, &|_| true)])
     }
 
     /// Returns whether ranks of the shard group exchange data in an update.
@@ -146,8 +146,9 @@ impl<O: Optimizer + ?Sized> Optimizer for &mut O {
     }
 }
 
-/// An optimizer of an update, and the test of whether it updates a parameter.
-pub type Selected<'a> = (&'a mut dyn Optimizer, fn(&Param) -> bool);
+/// An optimizer of an update, and the test of whether it updates a parameter. The test may capture
+/// variables, and has the same results on all ranks.
+pub type Selected<'a> = (&'a mut dyn Optimizer, &'a dyn Fn(&Param) -> bool);
 
 /// Consecutive elements of one parameter in this rank's shard, with their gradient: a piece of the
 /// shard, or a part of a piece that stays in the cache while it is divided and updated.
@@ -159,10 +160,28 @@ pub struct Run<'a> {
     pub piece: Piece,
     /// The f32 master parameters, `[piece.len]`, which the optimizer updates in place.
     pub parameters: &'a mut [f32],
-    /// The gradient in f32, `[piece.len]`, divided. The optimizer must multiply it by `clip` first.
-    pub gradient: &'a [f32],
+    /// The gradient, `[piece.len]`.
+    pub gradient: ClippedGradient<'a>,
+}
+
+/// The gradient of a [run](Run) in f32, divided and clipped.
+///
+/// The factor of [`Gradients::clip`](crate::Gradients::clip) is not applied in memory, which would
+/// be a pass of its own: each element is multiplied by it when it is read.
+#[derive(Clone, Copy, Debug)]
+pub struct ClippedGradient<'a> {
+    /// The elements, divided. The kernels of our own optimizers multiply them by `clip` first.
+    pub(super) values: &'a [f32],
     /// [`Gradients::clip_factor`](crate::Gradients::clip_factor).
-    pub clip: f32,
+    pub(super) clip: f32,
+}
+
+impl<'a> ClippedGradient<'a> {
+    /// Returns the elements, in order.
+    pub fn iter(self) -> impl ExactSizeIterator<Item = f32> + DoubleEndedIterator + Clone + 'a {
+        let Self { values, clip } = self;
+        values.iter().map(move |value| value * clip)
+    }
 }
 
 /// A unit of a model on a device, with its gradient, for one optimizer.
@@ -172,13 +191,23 @@ pub struct DeviceRun<'a> {
     pub unit: UnitId,
     /// The stream on which the update is to run.
     pub stream: &'a Stream,
-    /// The f32 master parameters, the gradient, and its divisor.
-    pub update: DeviceUpdate<'a>,
     /// The runs of elements that this optimizer updates, and that got a gradient in this step.
     pub pieces: Vec<Piece>,
-    /// The factor of [`Gradients::clip`](crate::Gradients::clip), or 1. The update multiplies the
-    /// gradient by it before anything else.
-    pub clip: f32,
+    /// The f32 master parameters, the gradient, and its divisor.
+    pub(super) update: DeviceUpdate<'a>,
+    /// The factor of [`Gradients::clip`](crate::Gradients::clip), or 1.
+    pub(super) clip: f32,
+}
+
+impl DeviceRun<'_> {
+    /// Returns the f32 master parameters, the gradient and its divisor, and the factor of
+    /// [`Gradients::clip`](crate::Gradients::clip), or 1. Here the kernel clips: it multiplies the
+    /// divided gradient by the factor before anything else. The kernels of
+    /// [`Stream`](hsdp_kernels::cuda::Stream) take the factor as `clip` of their step.
+    #[must_use]
+    pub fn update(&mut self) -> (DeviceUpdate<'_>, f32) {
+        (reborrow(&mut self.update), self.clip)
+    }
 }
 
 /// Borrows an update again, for one of several groups of its parameters.
@@ -247,8 +276,7 @@ impl Updating<'_> {
     }
 
     /// Returns [`Gradients::clip_factor`], by which the update multiplies gradients first.
-    #[must_use]
-    pub fn clip(&self) -> f32 {
+    pub(super) fn clip(&self) -> f32 {
         self.gradients.clip_factor()
     }
 
@@ -331,10 +359,10 @@ impl Assignment {
     ///
     /// # Errors
     /// [`Error::Options`] with the name of a parameter that no optimizer selects, or more than one.
-    pub(super) fn new(
+    pub(super) fn new<'a>(
         context: &Context,
         kinds: Vec<Option<&'static str>>,
-        selects: impl Iterator<Item = fn(&Param) -> bool> + Clone,
+        selects: impl Iterator<Item = &'a dyn Fn(&Param) -> bool> + Clone,
     ) -> Result<Self, Error> {
         let mut of = vec![NONE; context.parameters()];
         for (id, param) in context.plan.spec().params() {

@@ -4,7 +4,7 @@ use hsdp_kernels::LionStep;
 use hsdp_kernels::cuda::CudaError;
 
 use crate::optimizer::grouped::Grouped;
-use crate::optimizer::interface::{DeviceRun, Run};
+use crate::optimizer::interface::{ClippedGradient, DeviceRun, Run};
 use crate::optimizer::rule::{Rule, RunState, Setting};
 use crate::options::allowed::Allowed;
 
@@ -47,7 +47,8 @@ impl Rule for LionOptions {
 
     fn update(&self, _: u64, run: Run<'_>, state: RunState<'_>) {
         let [momentum] = state.kinds();
-        hsdp_kernels::lion(&self.of_step(run.clip), run.parameters, run.gradient, momentum);
+        let ClippedGradient { values: gradient, clip } = run.gradient;
+        hsdp_kernels::lion(&self.of_step(clip), run.parameters, gradient, momentum);
     }
 
     fn update_on_device(&self, run: DeviceRun<'_>, state: RunState<'_>) -> Result<(), CudaError> {

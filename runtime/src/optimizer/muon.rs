@@ -12,7 +12,7 @@ pub use self::options::{MuonOptions, RateScale};
 use crate::error::Error;
 use crate::optimizer::exchange::{OnOwner, Staged};
 use crate::optimizer::grouped::Grouped;
-use crate::optimizer::interface::{DeviceRun, Run};
+use crate::optimizer::interface::{ClippedGradient, DeviceRun, Run};
 use crate::optimizer::rule::{MOMENTUM_KINDS, Rule, RuleExchange, RunState, Setting, choice};
 use crate::optimizer::state::OptimizerState;
 use crate::options::allowed::Allowed;
@@ -37,11 +37,9 @@ use crate::options::allowed::Allowed;
 /// use hsdp::prelude::*;
 /// # fn step(model: &mut ShardedModel, gradients: hsdp::Gradients) -> Result<(), hsdp::Error> {
 /// let is_matrix = |param: &Param| param.name.contains("layers") && param.as_matrices().is_some();
-/// let the_rest =
-///     |param: &Param| !(param.name.contains("layers") && param.as_matrices().is_some());
 /// let mut muon = hsdp::Muon::new(model, hsdp::MuonOptions::default());
 /// let mut adamw = AdamW::new(model, AdamWOptions::default());
-/// model.update_by(gradients, [(&mut muon, is_matrix), (&mut adamw, the_rest)])?;
+/// model.update_by(gradients, [(&mut muon, &is_matrix), (&mut adamw, &|it| !is_matrix(it))])?;
 /// # Ok(())
 /// # }
 /// ```
@@ -109,7 +107,8 @@ impl Rule for MuonOptions {
     }
 
     fn update(&self, _: u64, run: Run<'_>, RunState { state, .. }: RunState<'_>) {
-        let Run { unit, piece, parameters, gradient, clip } = run;
+        let Run { unit, piece, parameters, gradient } = run;
+        let ClippedGradient { values: gradient, clip } = gradient;
         let OptimizerState { kinds, exchange, staged, .. } = state;
         let exchange = exchange.as_ref().expect(EXCHANGES);
         let momentum = kinds[0].of_run_mut(unit, &piece);

@@ -36,8 +36,8 @@ use crate::persist::saved::RATE;
 ///
 ///     fn update(&self, _: u64, run: Run<'_>, _: RunState<'_>) {
 ///         let rate = self.rate as f32;
-///         for (parameter, gradient) in run.parameters.iter_mut().zip(run.gradient) {
-///             *parameter -= rate * (gradient * run.clip).signum();
+///         for (parameter, gradient) in run.parameters.iter_mut().zip(run.gradient.iter()) {
+///             *parameter -= rate * gradient.signum();
 ///         }
 ///     }
 /// }

@@ -4,7 +4,7 @@ use hsdp_kernels::cuda::CudaError;
 use hsdp_kernels::{MomentumKind, SgdStep};
 
 use crate::optimizer::grouped::Grouped;
-use crate::optimizer::interface::{DeviceRun, Run};
+use crate::optimizer::interface::{ClippedGradient, DeviceRun, Run};
 use crate::optimizer::rule::{MOMENTUM_KINDS, Rule, RunState, Setting, choice};
 use crate::options::allowed::Allowed;
 
@@ -55,8 +55,8 @@ impl Rule for SgdOptions {
     }
 
     fn update(&self, _: u64, run: Run<'_>, state: RunState<'_>) {
-        let step = self.of_step(run.clip);
-        hsdp_kernels::sgd(&step, run.parameters, run.gradient, state.only());
+        let ClippedGradient { values: gradient, clip } = run.gradient;
+        hsdp_kernels::sgd(&self.of_step(clip), run.parameters, gradient, state.only());
     }
 
     fn update_on_device(&self, run: DeviceRun<'_>, state: RunState<'_>) -> Result<(), CudaError> {

@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::model::updates::{Average, Moved, Updates};
 use crate::optimizer::interface::{
-    Assignment, DeviceRun, Optimizer, Run, Selected, Update, Updating,
+    Assignment, ClippedGradient, DeviceRun, Optimizer, Run, Selected, Update, Updating,
 };
 use crate::persist::checkpointed::ONE_OF_EACH_KIND;
 use crate::state::context::Context;
@@ -37,9 +37,9 @@ impl ShardedModel {
     /// # fn step(model: &mut ShardedModel, gradients: hsdp::Gradients) -> Result<(), hsdp::Error> {
     /// let mut sgd = Sgd::new(model, SgdOptions::default());
     /// let mut adamw = AdamW::new(model, AdamWOptions::default());
-    /// let is_matrix = |param: &Param| param.shape.len() == 2;
-    /// let the_rest = |param: &Param| param.shape.len() != 2;
-    /// model.update_by(gradients, [(&mut sgd, is_matrix), (&mut adamw, the_rest)])?;
+    /// let heads = ["policy", "value"];
+    /// let is_head = |param: &Param| heads.contains(&param.name.as_str());
+    /// model.update_by(gradients, [(&mut sgd, &is_head), (&mut adamw, &|it| !is_head(it))])?;
     /// # Ok(())
     /// # }
     /// ```
@@ -193,6 +193,9 @@ impl<'a> UpdatePass<'a> {
                 state.shards[unit.index()].update(self.gradients.grad_shards.of(unit), update);
             updated.map_err(|error| site.device(error))?;
         }
+        for average in self.averages {
+            average.lock().update_buffers(state.buffers.all_committed());
+        }
         updates.lock().moved = moved;
         Ok(())
     }
@@ -303,8 +306,9 @@ impl ShardUpdate for UnitUpdate<'_, '_, '_> {
                         clipped
                     }
                 };
+                let gradient = ClippedGradient { values: gradient, clip };
                 let mut update = |parameters: &mut [f32]| {
-                    optimizer.update(Run { unit, piece, parameters, gradient, clip });
+                    optimizer.update(Run { unit, piece, parameters, gradient });
                 };
                 match &mut moved {
                     Some(moved) => moved.measure(number, parameters, update),

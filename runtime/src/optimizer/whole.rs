@@ -2,7 +2,9 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt::{self, Debug};
 use std::ops::Range;
+use std::sync::Arc;
 
 use hsdp_checkpoint::OptimizerHead;
 use hsdp_kernels::memory::Category;
@@ -56,13 +58,22 @@ pub struct Whole<'a> {
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Debug)]
 pub struct WholeParameters {
     model: ModelId,
     kind: &'static str,
-    /// The elements of state of a parameter.
-    len: fn(&Param) -> usize,
+    len: StateLen,
     held: Option<WholeStates>,
+}
+
+/// Returns the number of elements of state of a parameter.
+type StateLen = Arc<dyn Fn(&Param) -> usize + Send + Sync>;
+
+impl Debug for WholeParameters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { model, kind, len: _, held } = self;
+        let mut shown = f.debug_struct("WholeParameters");
+        shown.field("model", model).field("kind", kind).field("held", held).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]
@@ -82,10 +93,15 @@ struct WholeStates {
 const COPIES: usize = 2;
 
 impl WholeParameters {
-    /// State of this kind, such as `shampoo`, of which each parameter has `len` f32 on its owner.
+    /// Makes the state of a kind, such as `shampoo`: each parameter has `len` f32 of it on its
+    /// owner. `len` returns the same number on all ranks, however often it is called.
     #[must_use]
-    pub fn new(model: &ShardedModel, kind: &'static str, len: fn(&Param) -> usize) -> Self {
-        Self { model: model.id().clone(), kind, len, held: None }
+    pub fn new(
+        model: &ShardedModel,
+        kind: &'static str,
+        len: impl Fn(&Param) -> usize + Send + Sync + 'static,
+    ) -> Self {
+        Self { model: model.id().clone(), kind, len: Arc::new(len), held: None }
     }
 
     /// Returns the optimizer that updates parameters by this function: its step calls `update` on
@@ -322,7 +338,9 @@ impl Checkpointed for WholeParameters {
 
     fn restored(&self, _: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
         let has = self.covered_in(saved);
-        let mut restored = Self { model: self.model.clone(), held: None, ..*self };
+        let Self { model, kind, len, held: _ } = self;
+        let mut restored =
+            Self { model: model.clone(), kind: *kind, len: Arc::clone(len), held: None };
         if has.is_empty() {
             return Ok(restored);
         }

@@ -1,7 +1,7 @@
 //! The text that ranks exchange where they differ: one line for each option of the model, each unit
 //! and each parameter.
 
-use hsdp_sharding::{AfterForward, Granularity, ModelSpec, Param, Role};
+use hsdp_sharding::{AfterForward, BufferRule, Granularity, ModelSpec, Param, Role};
 
 use crate::options::ModelOptions;
 use crate::options::digest;
@@ -58,7 +58,7 @@ pub(crate) fn of_options(options: &ModelOptions) -> Vec<String> {
     ]
 }
 
-/// Returns the settings, the units and their parameters, one line each, and the ties.
+/// Returns the settings, the units, their parameters and buffers, one line each, and the ties.
 pub(crate) fn of_model(spec: &ModelSpec) -> Vec<String> {
     let mut lines: Vec<String> =
         spec.settings().map(|(name, value)| format!("{name} {value}")).collect();
@@ -72,6 +72,7 @@ pub(crate) fn of_model(spec: &ModelSpec) -> Vec<String> {
         let compute = compute.unwrap_or_default();
         lines.push(format!("unit {index} `{}`{kept}{compute}", unit.name));
         lines.extend(unit.params.iter().map(|param| of_param(index, param)));
+        lines.extend(unit.buffers.iter().map(|buffer| of_buffer(index, buffer)));
     }
     lines.extend(spec.ties().map(|(alias, target)| format!("`{alias}` tied to `{target}`")));
     lines
@@ -93,4 +94,12 @@ fn of_param(unit: usize, param: &Param) -> String {
         "parameter `{}` {:?}{role}{stored}{pieces}{view} in unit {unit}",
         param.name, param.shape
     )
+}
+
+fn of_buffer(unit: usize, buffer: &Param) -> String {
+    let rule = match buffer.buffer {
+        Some(BufferRule::Averaged) => ", averaged over the ranks",
+        Some(BufferRule::Equal) | None => "",
+    };
+    format!("buffer `{}` {:?}{rule} in unit {unit}", buffer.name, buffer.shape)
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use hsdp_checkpoint::OptimizerHead;
 use hsdp_kernels::copy_past_caches;
-use hsdp_sharding::{ModelSpec, Param, ParamId};
+use hsdp_sharding::{BufferId, ModelSpec, Param, ParamId};
 use serde_json::json;
 
 use crate::error::Error;
@@ -68,6 +68,19 @@ pub trait Checkpointed: Sized + Send + Sync {
     ) -> Result<bool, Error> {
         let state = self.state(model, kind, parameter, start..start + into.len())?;
         Ok(state.map(|state| copy_part(&state, 0, into)).is_some())
+    }
+
+    /// Returns the values that it keeps of the model's [buffers](Param::buffer), such as averages:
+    /// the same on all ranks, and at any time. None by default.
+    fn buffer_states(&self) -> Vec<BufferState> {
+        Vec::new()
+    }
+
+    /// Copies the values that it keeps of a buffer, as many as the buffer has elements. Returns
+    /// `false` if it keeps none.
+    fn copy_buffer_state(&self, state: BufferState, into: &mut [f32]) -> bool {
+        let _ = (state, into);
+        false
     }
 
     /// Returns a new optimizer with the state of a checkpoint, and with the same options, or those
@@ -149,6 +162,14 @@ impl<A: Checkpointed, B: Checkpointed> Checkpointed for (A, B) {
         Ok(is_first || self.1.copy_state(model, kind, parameter, start, into)?)
     }
 
+    fn buffer_states(&self) -> Vec<BufferState> {
+        [self.0.buffer_states(), self.1.buffer_states()].concat()
+    }
+
+    fn copy_buffer_state(&self, state: BufferState, into: &mut [f32]) -> bool {
+        self.0.copy_buffer_state(state, into) || self.1.copy_buffer_state(state, into)
+    }
+
     fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
         Ok((self.0.restored(model, &saved.part(0))?, self.1.restored(model, &saved.part(1))?))
     }
@@ -169,6 +190,16 @@ pub struct StateTensor {
     pub parameter: ParamId,
     /// The relation of its elements to those of the parameter.
     pub spread: Spread,
+}
+
+/// Values that an optimizer keeps of a buffer, f32: a tensor with the buffer's shape, which every
+/// rank has. Its name in a checkpoint is `optimizer:<kind>:<buffer>`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BufferState {
+    /// The kind of state, such as `ema`.
+    pub kind: &'static str,
+    /// The buffer.
+    pub buffer: BufferId,
 }
 
 /// The relation of the elements of a tensor of state to those of its parameter, and so to ranks.

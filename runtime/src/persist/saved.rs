@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use hsdp_checkpoint::{Generation, Manifest, OptimizerHead, STATE, state_tensor};
-use hsdp_sharding::{Param, ParamId, Role};
+use hsdp_sharding::{BufferId, Param, ParamId, Role};
 use serde_json::Value;
 
 use crate::error::Error;
@@ -120,6 +120,46 @@ impl SavedState<'_> {
         Ok(self.generation.read(name, start as u64, into)?)
     }
 
+    /// Returns whether the state of a buffer is taken. Otherwise it begins anew, where only what
+    /// fits is taken
+    /// ([`OtherParameters::TakeFitting`](crate::checkpoint::OtherParameters::TakeFitting)).
+    #[must_use]
+    pub fn takes_buffer_state(&self, buffer: BufferId) -> bool {
+        self.fitting.is_none_or(|fitting| fitting.buffer_states.contains(&buffer))
+    }
+
+    /// Reads a buffer as it is after the load; `own` fills in the model's values from before.
+    pub(crate) fn read_buffer(
+        &self,
+        buffer: BufferId,
+        own: impl FnOnce(&mut [f32]),
+        into: &mut [f32],
+    ) -> Result<(), Problem> {
+        if self.fitting.is_some_and(|fitting| fitting.lacking_buffers.contains(&buffer)) {
+            own(into);
+            return Ok(());
+        }
+        Ok(self.generation.read(&self.context.plan.spec()[buffer].name, 0, into)?)
+    }
+
+    /// Reads the values that an optimizer kept of a buffer. Leaves `into` as it is if the state of
+    /// the buffer is not [taken](Self::takes_buffer_state).
+    ///
+    /// # Errors
+    /// If the checkpoint has no such tensor, or is damaged.
+    pub fn read_buffer_state(
+        &self,
+        kind: &str,
+        buffer: BufferId,
+        into: &mut [f32],
+    ) -> Result<(), Problem> {
+        if !self.takes_buffer_state(buffer) {
+            return Ok(());
+        }
+        let name = state_tensor(kind, &self.context.plan.spec()[buffer].name);
+        Ok(self.generation.read(&name, 0, into)?)
+    }
+
     /// Returns the number of updates of a parameter; 0 if its state is not taken.
     #[must_use]
     pub fn updates(&self, parameter: ParamId) -> u64 {
@@ -159,14 +199,21 @@ pub(crate) struct FittingParts {
     pub(crate) states: BTreeSet<ParamId>,
     /// Parameters without a fitting value in the checkpoint.
     pub(crate) lacking: BTreeSet<ParamId>,
+    /// Buffers whose state is taken.
+    pub(crate) buffer_states: BTreeSet<BufferId>,
+    /// Buffers without a fitting value in the checkpoint.
+    pub(crate) lacking_buffers: BTreeSet<BufferId>,
     pub(crate) lists: Unmatched,
 }
 
-/// The names of parameters and tensors that do not fit, and the text of settings that differ.
+/// The names of parameters, buffers and tensors that do not fit, and the text of settings that
+/// differ.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Unmatched {
     pub(crate) new_parameters: Vec<String>,
+    pub(crate) new_buffers: Vec<String>,
     pub(crate) new_states: Vec<String>,
+    pub(crate) new_buffer_states: Vec<String>,
     pub(crate) left_over: Vec<String>,
     pub(crate) other_settings: Vec<String>,
 }

@@ -65,6 +65,20 @@ impl Control {
         Ok(heard)
     }
 
+    /// Returns the words of `rank`, in a step. The words of other ranks, as many, are not read.
+    /// Collective over the world.
+    ///
+    /// # Errors
+    /// Errors of a broadcast.
+    pub(crate) fn words_of_in_step(
+        &self,
+        tag: Tag,
+        rank: Rank,
+        mine: Vec<u64>,
+    ) -> Result<Vec<u64>, Error> {
+        Ok(self.group.broadcast(tag, rank.index(), mine)?.wait()?)
+    }
+
     /// Returns the text of `rank`; the texts of other ranks are ignored. A failure notifies the
     /// other ranks, as in [`exchange`](Self::exchange). Collective over the world.
     ///

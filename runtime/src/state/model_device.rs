@@ -89,7 +89,12 @@ impl ModelDevice {
             Category::GradFull => "unsharded gradients",
             Category::Partial => "partials",
             Category::Optimizer => "optimizer state",
-            Category::Update | Category::Snapshot | Category::Load | Category::Other => "a step",
+            // Buffers of a model lie on the host.
+            Category::Buffers
+            | Category::Update
+            | Category::Snapshot
+            | Category::Load
+            | Category::Other => "a step",
         };
         let _scope = memory::scope(category);
         DeviceBuffer::new(self.stream.device(), dtype, len, what)

@@ -4,21 +4,23 @@
 use std::mem;
 use std::sync::Arc;
 
-use hsdp_comm::Stage;
+use hsdp_comm::{Stage, Tag};
 use hsdp_kernels::cuda::Seen;
 use hsdp_sharding::step::{
     Conclusion, Exchange, Input, Intent, NextUnit, Operation, Output, Refused, StepMachine, UnitUse,
 };
-use hsdp_sharding::{ParamId, UnitId};
+use hsdp_sharding::{BufferRule, Param, ParamId, UnitId};
 
-use crate::agree::agreement::{Agreement, EvaluationTotals, Interim, Statement};
+use crate::agree::agreement::{Agreement, EvaluationEnd, EvaluationTotals, Interim, Statement};
+use crate::agree::buffers::{BufferAgreement, BufferDifference, BufferWords};
 use crate::agree::comparison::{LastUpdate, Updated};
 use crate::agree::header::{Agreed, StepHeader};
-use crate::agree::{agreement, comparison, header, unit_use};
+use crate::agree::{agreement, buffers, comparison, header, unit_use};
 use crate::error::Error;
 use crate::options::divide::exponent_of;
 use crate::options::precision::CurrentScale;
 use crate::options::{Shutdown, StepOptions};
+use crate::state::buffers::ModelBuffers;
 use crate::state::context::Context;
 use crate::state::full::Full;
 use crate::state::gradients::UnitGradients;
@@ -38,6 +40,8 @@ pub(crate) struct EngineState {
     pub(crate) shards: Vec<Shard>,
     /// The shards of the model while averages are in their place.
     pub(crate) own_shards: Option<Vec<Shard>>,
+    /// The buffers, whole on this rank.
+    pub(crate) buffers: ModelBuffers,
     pub(crate) loss_scale: CurrentScale,
     /// The number of the next step.
     pub(crate) next_step: u64,
@@ -88,25 +92,19 @@ pub(super) struct OpeningStep {
 /// An evaluation that has begun and not ended.
 #[derive(Debug, Default)]
 pub(super) struct EvaluationState {
-    /// Sum and items of this rank, while the mean is taken.
-    pub(super) own: OwnSum,
+    /// The call that ends it on this rank.
+    pub(super) end: Option<EvaluationEnd>,
     /// The totals of all ranks, once they have agreed on them.
     pub(super) totals: Option<EvaluationTotals>,
 }
 
-/// This rank's sum in an evaluation, and its items.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct OwnSum {
-    pub(super) sum: f64,
-    pub(super) items: u64,
-}
-
 impl EngineState {
     /// Makes the state of a model that has made no step.
-    pub(super) fn new(context: &Context, shards: Vec<Shard>) -> Self {
+    pub(super) fn new(context: &Context, shards: Vec<Shard>, buffers: ModelBuffers) -> Self {
         Self {
             shards,
             own_shards: None,
+            buffers,
             loss_scale: CurrentScale::new(context.options.loss_scaling),
             next_step: 0,
             committed: 0,
@@ -519,17 +517,54 @@ impl EngineState {
             sighting: None,
             operations: context.operations_word(),
             presence: mem::take(&mut step.presence),
+            buffers: BufferWords::of(&self.buffers),
         };
         let found = self.reductions.sighting_of_step(context, number, grad_shards.all())?;
         let sighting = found.or_else(|| first_after_all_reduce(context, &statement, &seen));
         let statement = Statement { sighting, ..statement };
         let tag = context.tag(None, Stage::Agreement, number, microbatch);
         let ranks = context.plan.mesh().world_size();
-        let decode = |said: &[u64]| Agreement::decode(said, ranks, context.parameters());
+        let decode = |said: &[u64]| Agreement::decode(said, ranks, context.plan.spec());
         let agreement = context.control.exchange_in_step(tag, statement.words(), decode)?;
         context.check_operations(agreement.operations())?;
+        let buffers = agreement.buffers();
         step.agreed = Some(AgreedStep { grad_shards, agreement });
+        self.agree_on_buffers(context, tag, buffers)?;
         Ok(Conclusion::Agreed)
+    }
+
+    /// Makes the buffers those on which all ranks have agreed. Ranks that lack values, because
+    /// they had no data, get them in one broadcast more.
+    fn agree_on_buffers(
+        &mut self,
+        context: &Context,
+        tag: Tag,
+        agreed: Result<BufferAgreement, BufferDifference>,
+    ) -> Result<(), Error> {
+        let agreed = agreed.map_err(|difference| {
+            let of_rule = |(_, buffer): &(_, &Param)| buffer.buffer == Some(BufferRule::Equal);
+            let mut buffers = context.plan.spec().buffers().filter(of_rule);
+            let (_, buffer) = buffers.nth(difference.buffer).expect("the ranks have said it");
+            let [(rank, got), (other, want)] = difference.ranks;
+            let what = format!(
+                "buffer {}, which the forward of step {} has written: write values that are equal                  on all ranks, or declare it as averaged_buffer: its digest",
+                buffer.name, tag.step
+            );
+            let [got, want] = [got, want].map(|digest| format!("{digest:#018x}"));
+            Error::Disagreement { what: what.into(), rank, got, other, want }
+        })?;
+        let Some(source) = agreed.source else { return Ok(()) };
+        if !agreed.lacking.is_empty() {
+            let own: Vec<f32> =
+                self.buffers.of_rule(BufferRule::Equal).flatten().copied().collect();
+            let words = own.chunks(2).map(buffers::pair).collect();
+            let words = context.control.words_of_in_step(tag, source, words)?;
+            let mut values: Vec<f32> = words.into_iter().flat_map(buffers::unpair).collect();
+            values.truncate(own.len());
+            self.buffers.replace(BufferRule::Equal, &values);
+        }
+        self.buffers.replace(BufferRule::Averaged, &agreed.averaged);
+        Ok(())
     }
 
     pub(super) fn evaluation_mut(&mut self) -> &mut EvaluationState {
@@ -542,20 +577,21 @@ impl EngineState {
         operation: &'static str,
         refused: Refused,
     ) -> Error {
-        let what = match refused {
-            Refused::Unfinished { .. } => "the last batch was begun and not finished",
-            Refused::OutOfTurn { .. } => "a mean was taken: no batch may follow",
-            refused => return self.refused(context, operation, refused),
-        };
-        context.misuse(operation, self.next_step, what.to_owned())
+        match refused {
+            Refused::Unfinished { .. } => {
+                let what = "the last batch was begun and not finished".to_owned();
+                context.misuse(operation, self.next_step, what)
+            }
+            refused => self.refused(context, operation, refused),
+        }
     }
 
     /// Adds up the sums of all ranks.
     fn add_up(&mut self, context: &Context) -> Result<Conclusion, Error> {
         let tag = context.tag(None, Stage::Evaluation, self.next_step, self.machine.microbatches());
-        let OwnSum { sum, items } = self.evaluation_mut().own;
-        let said = agreement::encode_mean(sum, items, context.operations_word());
-        let decode = |said: &[u64]| agreement::decode_means(said, context.rank());
+        let end = self.evaluation_mut().end.expect("a call ends the evaluation");
+        let said = end.encode(context.operations_word());
+        let decode = |said: &[u64]| agreement::decode_ends(said, context.rank());
         let totals = context.control.exchange_in_step(tag, said, decode)??;
         context.check_operations(totals.operations)?;
         self.evaluation_mut().totals = Some(totals);

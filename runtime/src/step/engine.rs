@@ -23,9 +23,10 @@ use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hsdp_comm::{Mistake, StepFailure, in_work};
-use hsdp_sharding::UnitId;
 use hsdp_sharding::step::{Begin, Intent};
+use hsdp_sharding::{BufferId, UnitId};
 
+use crate::agree::agreement::{EvaluationEnd, EvaluationTotals};
 use crate::agree::comparison;
 use crate::agree::comparison::LastUpdate;
 use crate::agree::header::Agreed;
@@ -33,16 +34,17 @@ use crate::error::{DataError, Error};
 use crate::options::divide::exponent_known_early;
 use crate::options::objective::{LossSum, Seed};
 use crate::options::{EndOfRun, StepOptions};
+use crate::state::buffers::ModelBuffers;
 use crate::state::context::{Context, ModelId};
 use crate::state::control;
 use crate::state::full::Full;
 use crate::state::gradients::UnitGradients;
 use crate::state::lock::{Lock, StateGuard};
 use crate::state::shard::Shard;
-use crate::step::drive::{EngineState, EvaluationState, OwnSum};
+use crate::step::drive::{EngineState, EvaluationState};
 use crate::step::ended::EndedStep;
 use crate::step::gathers::UnitGathers;
-use crate::step::gradients::Gradients;
+use crate::step::gradients::{Gradients, Verdict};
 use crate::step::reductions::UnitReductions;
 use crate::step::refusals::{AttemptId, AttemptState, MicrobatchId};
 use crate::step::step_state::{AgreedStep, StepState};
@@ -71,8 +73,8 @@ pub(crate) struct OpenedEvaluation {
 }
 
 impl Engine {
-    pub(crate) fn new(context: Context, shards: Vec<Shard>) -> Self {
-        let state = Lock::new(EngineState::new(&context, shards));
+    pub(crate) fn new(context: Context, shards: Vec<Shard>, buffers: ModelBuffers) -> Self {
+        let state = Lock::new(EngineState::new(&context, shards, buffers));
         Self { context, id: ModelId::new(), state, under_way: AtomicU64::new(NO_ATTEMPT) }
     }
 
@@ -181,6 +183,43 @@ impl Engine {
         })
     }
 
+    /// Returns a buffer as this step has written it so far.
+    pub(crate) fn buffer(&self, token: MicrobatchId, buffer: BufferId) -> Result<Vec<f32>, Error> {
+        let state = self.enter("buffer", token.attempt.step)?;
+        state.check_at(&self.context, token, "buffer")?;
+        Ok(state.buffers.value(buffer).to_vec())
+    }
+
+    /// Writes a buffer in a microbatch.
+    pub(crate) fn write_buffer(
+        &self,
+        token: MicrobatchId,
+        id: BufferId,
+        values: &[f32],
+    ) -> Result<(), Error> {
+        let operation = "write_buffer";
+        let step = token.attempt.step;
+        let mut state = self.enter(operation, step)?;
+        state.check_at(&self.context, token, operation)?;
+        let buffer = &self.context.plan.spec()[id];
+        if state.evaluation.is_some() {
+            let what =
+                format!("an evaluation writes no buffer, and this one writes {}", buffer.name);
+            return Err(self.context.misuse(operation, step, what));
+        }
+        if values.len() != buffer.numel() {
+            return Err(Error::Size {
+                operation,
+                name: buffer.name.clone(),
+                rank: self.context.rank(),
+                got: values.len(),
+                want: buffer.numel(),
+            });
+        }
+        state.buffers.write(id, token.microbatch, values);
+        Ok(())
+    }
+
     /// Ends a microbatch, or a batch of an evaluation.
     pub(crate) fn finish_microbatch(&self, token: MicrobatchId) -> Result<(), Error> {
         let operation = "finish of a microbatch";
@@ -263,6 +302,7 @@ impl Engine {
         state.machine.abort();
         state.gathers = UnitGathers::default();
         state.reductions = UnitReductions::new(&self.context);
+        state.buffers.discard();
         state.kept.clear();
         self.context.full_pool.let_go();
         self.context.full_pool.set_limit(state.machine.plan().memory().full);
@@ -466,7 +506,12 @@ impl Engine {
             step.agreed.take().expect("all ranks have agreed");
         let ended =
             EndedStep { id: &self.id, context: &self.context, step: &step, agreement: &agreement };
-        ended.gradients(&mut state.loss_scale, grad_shards)
+        let gradients = ended.gradients(&mut state.loss_scale, grad_shards);
+        match &gradients {
+            Ok(Gradients { verdict: Verdict::Apply, .. }) => state.buffers.commit(),
+            Ok(_) | Err(_) => state.buffers.discard(),
+        }
+        gradients
     }
 
     /// Begins an evaluation. Not collective.
@@ -490,36 +535,34 @@ impl Engine {
         })
     }
 
-    /// Gathers along until no rank has another batch, and returns the sum of all ranks' sums,
-    /// divided by all ranks' items.
-    pub(crate) fn evaluated_mean(&self, id: AttemptId, sum: f64, items: u64) -> Result<f64, Error> {
-        let totals = self.in_evaluation(id, "mean", |context, state| {
-            let asked = state.machine.mean();
-            asked.map_err(|refused| state.refused_in_evaluation(context, "mean", refused))?;
-            state.evaluation_mut().own = OwnSum { sum, items };
-            state.drive(context, "mean")?;
-            Ok(state.evaluation_mut().totals.take().expect("the ranks have added up their sums"))
-        });
-        // An error on which all ranks agree leaves the evaluation whole.
-        totals?.mean(id.step)
+    /// Gathers along until no rank has another batch, exchanges sums, and ends the evaluation.
+    /// Returns the totals of all ranks.
+    ///
+    /// An error before the exchange leaves the evaluation open, for its owner to abort. A different
+    /// call on another rank is an error on all of them: the evaluation is over then.
+    pub(crate) fn end_evaluation(
+        &self,
+        id: AttemptId,
+        end: EvaluationEnd,
+    ) -> Result<EvaluationTotals, Error> {
+        let operation = end.operation();
+        let totals = self.in_evaluation(id, operation, |context, state| {
+            let asked = state.machine.end_evaluation();
+            asked.map_err(|refused| state.refused_in_evaluation(context, operation, refused))?;
+            state.evaluation_mut().end = Some(end);
+            state.drive(context, operation)?;
+            let ended = state.evaluation.take().expect("it was there a moment ago");
+            state.attempt = None;
+            self.under_way.store(NO_ATTEMPT, Ordering::Release);
+            Ok(ended.totals.expect("the ranks have added up their sums"))
+        })?;
+        totals.check_ends()?;
+        Ok(totals)
     }
 
-    /// Ends an evaluation whose means were taken, and aborts any other on all ranks.
-    pub(crate) fn end_evaluation(&self, OpenedEvaluation { id, number }: OpenedEvaluation) {
-        if self.state.is_held_here() {
-            return;
-        }
-        // Another thread of the rank may wait in a batch: then the evaluation is not over, and the
-        // announcement waits for no rank.
-        if let Some(mut state) = self.state.try_lock()
-            && state.attempt.as_ref().is_some_and(|attempt| attempt.id == id)
-            && state.machine.end_evaluation().is_ok()
-        {
-            (state.attempt, state.evaluation) = (None, None);
-            self.under_way.store(NO_ATTEMPT, Ordering::Release);
-            return;
-        }
-        let reason = "the evaluation was dropped before its mean".to_owned();
+    /// Aborts an evaluation that has not ended on all ranks.
+    pub(crate) fn abort_evaluation(&self, OpenedEvaluation { id, number }: OpenedEvaluation) {
+        let reason = "the evaluation was dropped before its mean or its finish".to_owned();
         let mistake = Mistake::of(&("drop of an evaluation", id.step, number));
         self.abort(id, Some(reason), Some(mistake));
     }
@@ -554,7 +597,7 @@ mod tests {
         let options = ModelOptions::on(Mesh::SINGLE);
         let plan = Plan::new(spec, Mesh::SINGLE, options.plan_options()).expect("a plan");
         let context = Context::new(World::single(), Arc::new(plan), options).expect("a context");
-        Engine::new(context, Vec::new())
+        Engine::new(context, Vec::new(), ModelBuffers::default())
     }
 
     #[test]

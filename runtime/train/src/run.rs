@@ -288,7 +288,7 @@ impl<'a, O: Checkpointed> Run<'a, O> {
     ///
     /// # Errors
     /// The error of `evaluate`. [`Failure::Work`] if the step was not updated, or is evaluated
-    /// twice, or if `evaluate` returns a number after it has dropped an evaluation before its mean;
+    /// twice, or if `evaluate` returns a number after it has dropped an evaluation before its end;
     /// [`Failure::Peer`] if the number is not equal on all ranks.
     pub fn evaluate<E: Into<Failure>>(
         &mut self,
@@ -312,8 +312,8 @@ impl<'a, O: Checkpointed> Run<'a, O> {
             let made = number + 1;
             return Err(Failure::work(format!(
                 "evaluate after step {made} on rank {rank}: the evaluation was dropped before \
-                 its mean, or another operation failed, and evaluate has returned {value}: take \
-                 the mean, or return an error"
+                 its mean or its finish, or another operation failed, and evaluate has returned \
+                 {value}: end the evaluation, or return an error"
             )));
         }
         let compared = format!("{value}");

@@ -10,8 +10,8 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::{Accumulation, FullCopies, PlanOptions};
 use crate::{
-    AfterForward, DType, Granularity, Matrices, Mesh, ModelSpec, Param, Region, Role, Unit, UnitId,
-    UnitLayout,
+    AfterForward, BufferRule, DType, Granularity, Matrices, Mesh, ModelSpec, Param, Region, Role,
+    Unit, UnitId, UnitLayout,
 };
 
 const VERSION: &str = "hsdp plan 2";
@@ -33,7 +33,14 @@ pub(super) fn of(
         encoder.text(target);
     });
     encoder.list(layouts.iter(), |encoder, layout| encoder.layout(layout));
-    // Settings came later. A model without them has the fingerprint that it had before.
+    // Buffers and settings came later. A model without them has the fingerprint that it had before.
+    // No list of settings begins with u64::MAX.
+    if spec.buffers().next().is_some() {
+        encoder.number(u64::MAX);
+        encoder.list(spec.units().iter(), |encoder, unit| {
+            encoder.list(unit.buffers.iter(), Encoder::buffer);
+        });
+    }
     if spec.settings().len() > 0 {
         encoder.list(spec.settings(), |encoder, (name, value)| {
             encoder.text(name);
@@ -130,6 +137,15 @@ impl Encoder {
         if let Some(Matrices { count, rows, columns }) = param.view {
             [count, rows, columns].into_iter().for_each(|size| self.size(size));
         }
+    }
+
+    fn buffer(&mut self, buffer: &Param) {
+        self.text(&buffer.name);
+        self.list(buffer.shape.iter(), |encoder, &dim| encoder.size(dim));
+        self.number(match buffer.buffer {
+            Some(BufferRule::Averaged) => 1,
+            Some(BufferRule::Equal) | None => 0,
+        });
     }
 
     /// The layout follows from the other inputs, but only within one version of the planner.

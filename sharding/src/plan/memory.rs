@@ -21,6 +21,7 @@ use crate::{AfterForward, ByteCount, DType, ElemCount, Phase, UnitId, UnitLayout
 /// | `partial` | 4 · Σ n; with accumulation `Every` and more than one replica twice that |
 /// | `grad_full` | with accumulation `Local` 4 · Σ numel of trainable parameters, otherwise 0 |
 /// | `full` | max over i of live(i) |
+/// | `buffers` | 4 · (2 + [averages](crate::ModelSpec::averaged)) · Σ numel of [buffers](crate::Param::buffer): as the last step left them, as the present one has written them, and their averages |
 ///
 /// ```text
 /// live(i) = Σ size · numel of gathers[i ..= i + prefetch]     (as far as the microbatch goes)
@@ -76,12 +77,15 @@ pub struct MemoryPlan {
     /// Matrices that are exchanged and updated as a whole, and sums of factored state, on the rank
     /// with the most.
     pub update: ByteCount,
+    /// [Buffers](crate::Param::buffer) as the last step left them, as the present one has written
+    /// them, and their averages.
+    pub buffers: ByteCount,
 }
 
 impl MemoryPlan {
     /// Returns the bytes of each category, by its name.
     #[must_use]
-    pub const fn categories(&self) -> [(&'static str, ByteCount); 7] {
+    pub const fn categories(&self) -> [(&'static str, ByteCount); 8] {
         [
             ("shard", self.shard),
             ("gather_input", self.gather_input),
@@ -90,6 +94,7 @@ impl MemoryPlan {
             ("partial", self.partial),
             ("optimizer", self.optimizer),
             ("update", self.update),
+            ("buffers", self.buffers),
         ]
     }
 
@@ -101,7 +106,7 @@ impl MemoryPlan {
     #[must_use]
     pub fn total(&self) -> ByteCount {
         let of_step = self.full + self.grad_full + self.partial + self.update;
-        self.shard + self.gather_input + self.optimizer + of_step
+        self.shard + self.gather_input + self.optimizer + self.buffers + of_step
     }
 }
 
@@ -110,6 +115,7 @@ pub(super) fn of(plan: &Plan) -> MemoryPlan {
     MemoryPlan {
         optimizer: optimizer(plan),
         update: update(plan),
+        buffers: buffers(plan),
         ..of_step(plan, &full_of(plan), grad_full)
     }
 }
@@ -122,6 +128,11 @@ fn optimizer(plan: &Plan) -> ByteCount {
 /// Returns the memory of an update in host memory, on the rank with the most.
 fn update(plan: &Plan) -> ByteCount {
     plan.updates.most(|update| update.extra)
+}
+
+/// Returns the bytes of both copies of the buffers and of their averages, which lie on the host.
+fn buffers(plan: &Plan) -> ByteCount {
+    plan.spec().buffer_numel().bytes(DType::F32) * (2 + plan.spec().averages() as u64)
 }
 
 /// Returns the bytes of the master copies of a rank's shards.
@@ -167,12 +178,13 @@ pub(super) fn offloaded(plan: &Plan, offload: Offload) -> MemoryPlan {
         optimizer: optimizer(plan),
         update: update(plan),
         partial: most(updated(), trainable_shard).bytes(DType::F32),
+        buffers: buffers(plan),
         ..MemoryPlan::default()
     };
     match offload {
         Offload::None => {
             let update = plan.updates.most(|update| update.extra_with_device[0]);
-            MemoryPlan { update, ..MemoryPlan::default() }
+            MemoryPlan { update, buffers: buffers(plan), ..MemoryPlan::default() }
         }
         Offload::Optimizer => {
             MemoryPlan { shard: most(updated(), shard_len).bytes(DType::F32), ..through() }

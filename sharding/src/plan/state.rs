@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use super::{Flow, Owners, Plan, Wholes};
 use crate::{
-    ALIGNMENT, ByteCount, Coordinate, DType, ElemCount, Param, ParamId, Piece, Rank, Role, State,
-    UnitId, balanced,
+    ALIGNMENT, BufferId, ByteCount, Coordinate, DType, ElemCount, Param, ParamId, Piece, Rank,
+    Role, State, UnitId, balanced,
 };
 
 const F32: u64 = 4;
@@ -81,7 +81,8 @@ fn owners(plan: &Plan) -> Owners {
     Owners::of(plan, Wholes::Parameters, is_owned).expect("every parameter is one of the wholes")
 }
 
-/// The bytes of a copy of the parameters and of the optimizer state that a rank writes.
+/// The bytes of a copy of the parameters, of the optimizer state and of the buffers that a rank
+/// writes.
 pub(super) fn snapshot(plan: &Plan, rank: Rank) -> ByteCount {
     let mesh = plan.mesh();
     let Coordinate { replicate_index, shard_index } = mesh.coordinate(rank);
@@ -94,10 +95,27 @@ pub(super) fn snapshot(plan: &Plan, rank: Rank) -> ByteCount {
         layout.pieces(shard_index).map(written).sum::<u64>()
     };
     let of_pieces: u64 = plan.spec().unit_ids().map(of_unit).sum();
+    let of_pieces = ByteCount(of_pieces) + of_buffers(plan, rank);
     match replicate_index {
-        0 => ByteCount(of_pieces + of_first_replica(plan, shard_index)),
-        _ => ByteCount(of_pieces),
+        0 => of_pieces + ByteCount(of_first_replica(plan, shard_index)),
+        _ => of_pieces,
     }
+}
+
+/// Returns the bytes of the buffers that a rank writes, and of their averages.
+fn of_buffers(plan: &Plan, rank: Rank) -> ByteCount {
+    let numel = buffers_saved_by(plan, rank).map(|(_, buffer)| ElemCount::of(buffer.numel()));
+    numel.sum::<ElemCount>().bytes(DType::F32) * (1 + plan.spec().averages() as u64)
+}
+
+/// Returns the buffers that a rank writes: the ranks take them in turn, in declared order.
+pub(super) fn buffers_saved_by(
+    plan: &Plan,
+    rank: Rank,
+) -> impl Iterator<Item = (BufferId, &Param)> {
+    let ranks = plan.mesh().world_size();
+    assert!(rank.index() < ranks, "rank {rank} is not in the mesh {}", plan.mesh());
+    plan.spec().buffers().skip(rank.index()).step_by(ranks)
 }
 
 /// The bytes of the part of a piece, of its state, and of its averages, that lies in a range of the

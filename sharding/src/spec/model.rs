@@ -53,6 +53,15 @@ pub struct ParamId {
     pub index: usize,
 }
 
+/// The id of a buffer: its unit, and its place there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BufferId {
+    /// The unit that declares it.
+    pub unit: UnitId,
+    /// Its place in [`Unit::buffers`].
+    pub index: usize,
+}
+
 /// The description of a model: its units in the order of the forward, and aliases for parameters
 /// that are used twice.
 ///
@@ -75,6 +84,8 @@ pub struct ModelSpec {
     ties: Vec<(String, String)>,
     /// The first parameter of each name. The map is never iterated, so its order has no effect.
     names: HashMap<String, ParamId>,
+    /// The first buffer of each name. The map is never iterated.
+    buffer_names: HashMap<String, BufferId>,
     averages: usize,
     settings: Vec<(String, String)>,
 }
@@ -95,13 +106,13 @@ impl ModelSpec {
         let mut open = Unit::new("unit.0");
         for param in params {
             let numel = open.numel().0.saturating_add(param.numel() as u64);
-            if !open.params.is_empty() && numel > max.0 {
+            if param.buffer.is_none() && !open.params.is_empty() && numel > max.0 {
                 let next = Unit::new(format!("unit.{}", spec.units.len() + 1));
                 spec = spec.unit(std::mem::replace(&mut open, next));
             }
             open = open.param(param);
         }
-        if open.params.is_empty() { spec } else { spec.unit(open) }
+        if open.params.is_empty() && open.buffers.is_empty() { spec } else { spec.unit(open) }
     }
 
     /// Appends a unit, which becomes the last of the forward.
@@ -113,6 +124,10 @@ impl ModelSpec {
         let id = UnitId::new(self.units.len());
         for (index, param) in unit.params.iter().enumerate() {
             self.names.entry(param.name.clone()).or_insert(ParamId { unit: id, index });
+        }
+        for (index, buffer) in unit.buffers.iter().enumerate() {
+            let first = BufferId { unit: id, index };
+            self.buffer_names.entry(buffer.name.clone()).or_insert(first);
         }
         self.units.push(unit);
         self
@@ -148,14 +163,15 @@ impl ModelSpec {
         self
     }
 
-    /// Plans one more moving average of the trainable parameters, which takes an f32 for each
-    /// element of a rank's shard. As the state of optimizers, it affects predictions only.
+    /// Plans one more moving average of the trainable parameters and of the buffers, which takes an
+    /// f32 for each element of a rank's shard and of each buffer. As the state of optimizers, it
+    /// affects predictions only.
     #[must_use]
     pub fn averaged(self) -> Self {
         Self { averages: self.averages + 1, ..self }
     }
 
-    /// The number of moving averages of the trainable parameters.
+    /// The number of moving averages of the trainable parameters and of the buffers.
     #[must_use]
     pub const fn averages(&self) -> usize {
         self.averages
@@ -203,6 +219,28 @@ impl ModelSpec {
         })
     }
 
+    /// Returns its buffers with their ids, unit by unit in declared order.
+    pub fn buffers(&self) -> impl Iterator<Item = (BufferId, &Param)> {
+        self.unit_ids().zip(&self.units).flat_map(|(unit, declared)| {
+            let id = move |index| BufferId { unit, index };
+            declared.buffers.iter().enumerate().map(move |(index, buffer)| (id(index), buffer))
+        })
+    }
+
+    /// Returns its parameters and then its buffers: all tensors of a model that are saved, exported
+    /// and imported.
+    pub fn tensors(&self) -> impl Iterator<Item = &Param> {
+        let params = self.params().map(|(_, param)| param);
+        params.chain(self.buffers().map(|(_, buffer)| buffer))
+    }
+
+    /// Returns the number of elements of all its buffers. Saturates at `u64::MAX`.
+    #[must_use]
+    pub fn buffer_numel(&self) -> ElemCount {
+        let numel = |(_, buffer): (BufferId, &Param)| buffer.numel() as u64;
+        ElemCount(self.buffers().map(numel).fold(0u64, u64::saturating_add))
+    }
+
     /// Its ties, `(alias, target)`, in declared order.
     pub fn ties(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
         self.ties.iter().map(|(alias, target)| (alias.as_str(), target.as_str()))
@@ -218,6 +256,13 @@ impl ModelSpec {
     pub fn find(&self, name: &str) -> Option<ParamId> {
         let target = || self.ties().find(|(alias, _)| *alias == name).map(|(_, target)| target);
         self.declared(name).or_else(|| self.declared(target()?))
+    }
+
+    /// Returns the id of the buffer with this name; `None` if there is none. Ties name parameters
+    /// alone.
+    #[must_use]
+    pub fn find_buffer(&self, name: &str) -> Option<BufferId> {
+        self.buffer_names.get(name).copied()
     }
 
     /// The number of elements of all its parameters, each counted once, without padding. Saturates
@@ -242,6 +287,18 @@ impl Index<UnitId> for ModelSpec {
 
     fn index(&self, id: UnitId) -> &Unit {
         &self.units[id.index()]
+    }
+}
+
+/// The buffer with this id.
+///
+/// # Panics
+/// If the model has no such buffer.
+impl Index<BufferId> for ModelSpec {
+    type Output = Param;
+
+    fn index(&self, id: BufferId) -> &Param {
+        &self[id.unit].buffers[id.index]
     }
 }
 

@@ -12,6 +12,15 @@ pub enum Role {
     Frozen,
 }
 
+/// The rule by which a buffer is equal on all ranks at the end of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum BufferRule {
+    /// All ranks that write it write the same values. Digests of the values show it.
+    Equal,
+    /// It becomes the mean over the ranks that have written it in the step.
+    Averaged,
+}
+
 /// The places at which a parameter may be cut between two shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Granularity {
@@ -54,6 +63,8 @@ pub struct Param {
     /// The state that the optimizer keeps for it if it is trainable, for the plan's memory and
     /// traffic.
     pub state: State,
+    /// The rule that makes it equal on all ranks if it is a [buffer](Self::buffer).
+    pub buffer: Option<BufferRule>,
 }
 
 impl Param {
@@ -67,6 +78,7 @@ impl Param {
             stored: None,
             view: None,
             state: State::default(),
+            buffer: None,
         }
     }
 
@@ -74,6 +86,37 @@ impl Param {
     #[must_use]
     pub fn frozen(self) -> Self {
         Self { role: Role::Frozen, ..self }
+    }
+
+    /// Makes it a buffer: values in f32, whole on each rank, that no gradient reaches and that the
+    /// forward writes, such as the running mean of a batch norm. They are saved, exported, imported
+    /// and averaged as parameters are. A write counts at the end of its step.
+    ///
+    /// All ranks that write it in a step write the same values, or the step ends with an error that
+    /// names the buffer and two ranks. Values of a rank's own are
+    /// [averaged](Self::averaged_buffer).
+    ///
+    /// ```
+    /// use hsdp_sharding::{ModelSpec, Param, Unit};
+    /// let norm = Unit::new("bn")
+    ///     .param(Param::new("bn.weight", [64]))
+    ///     .param(Param::new("bn.running_mean", [64]).buffer());
+    /// assert_eq!((norm.params.len(), norm.buffers.len()), (1, 1));
+    /// let spec = ModelSpec::new().unit(norm);
+    /// assert!(spec.find("bn.running_mean").is_none(), "a buffer is no parameter");
+    /// let id = spec.find_buffer("bn.running_mean").unwrap();
+    /// assert_eq!(spec[id].name, "bn.running_mean");
+    /// ```
+    #[must_use]
+    pub fn buffer(self) -> Self {
+        Self { role: Role::Frozen, buffer: Some(BufferRule::Equal), ..self }
+    }
+
+    /// Makes it a [buffer](Self::buffer) that becomes, at the end of a step, the mean over the
+    /// ranks that have written it in the step. The ranks exchange its values with each step.
+    #[must_use]
+    pub fn averaged_buffer(self) -> Self {
+        Self { role: Role::Frozen, buffer: Some(BufferRule::Averaged), ..self }
     }
 
     /// Stores a frozen parameter in `dtype` alone, f16 or bf16, without an f32 master: 2 bytes an

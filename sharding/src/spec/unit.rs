@@ -39,6 +39,8 @@ pub struct Unit {
     pub name: String,
     /// Its parameters, in declared order: a parameter's index in its unit is its place here.
     pub params: Vec<Param>,
+    /// Its buffers, in declared order. They lie whole on each rank, and are never gathered.
+    pub buffers: Vec<Param>,
     /// Whether its full parameters are freed after its forward.
     pub after_forward: AfterForward,
     /// The dtype in which it is gathered and computes; `None` for the plan's `param_dtype`.
@@ -51,15 +53,19 @@ impl Unit {
         Self {
             name: name.into(),
             params: Vec::new(),
+            buffers: Vec::new(),
             after_forward: AfterForward::Reshard,
             compute_dtype: None,
         }
     }
 
-    /// Appends a parameter.
+    /// Appends a parameter, or a [buffer](Param::buffer).
     #[must_use]
     pub fn param(mut self, param: Param) -> Self {
-        self.params.push(param);
+        match param.buffer {
+            None => self.params.push(param),
+            Some(_) => self.buffers.push(param),
+        }
         self
     }
 

@@ -15,7 +15,7 @@ enum BatchProgress {
     Between,
     /// In a batch.
     InBatch,
-    /// No rank has another batch.
+    /// No rank has another batch: the ranks exchange sums, which ends the evaluation.
     Over,
 }
 
@@ -42,11 +42,7 @@ impl EvaluationCourse {
     }
 
     pub(super) fn begin_batch(&self) -> Result<Goal, Refused> {
-        match self.progress {
-            BatchProgress::Over => Err(Refused::OutOfTurn { input: "begin_batch" }),
-            BatchProgress::Between => Ok(Goal::Microbatch),
-            BatchProgress::InBatch => Err(Refused::Unfinished { microbatch: self.batches }),
-        }
+        self.check_between("begin_batch").map(|()| Goal::Microbatch)
     }
 
     pub(super) fn need(&mut self, unit: UnitId, orders: &PlanOrders) -> Result<Goal, Refused> {
@@ -60,22 +56,20 @@ impl EvaluationCourse {
         self.check_open("end_microbatch").map(|()| Goal::EndMicrobatch)
     }
 
-    pub(super) fn mean(&self) -> Result<Goal, Refused> {
-        match self.progress {
-            BatchProgress::InBatch => Err(Refused::Unfinished { microbatch: self.batches }),
-            BatchProgress::Between | BatchProgress::Over => Ok(Goal::Finish),
-        }
-    }
-
-    pub(super) fn end(&self) -> Result<(), Refused> {
-        match self.progress {
-            BatchProgress::Over => Ok(()),
-            _ => Err(Refused::OutOfTurn { input: "end_evaluation" }),
-        }
+    pub(super) fn end(&self) -> Result<Goal, Refused> {
+        self.check_between("end_evaluation").map(|()| Goal::Finish)
     }
 
     pub(super) fn is_open(&self) -> bool {
         self.progress == BatchProgress::InBatch
+    }
+
+    fn check_between(&self, input: &'static str) -> Result<(), Refused> {
+        match self.progress {
+            BatchProgress::Between => Ok(()),
+            BatchProgress::InBatch => Err(Refused::Unfinished { microbatch: self.batches }),
+            BatchProgress::Over => Err(Refused::OutOfTurn { input }),
+        }
     }
 
     fn check_open(&self, input: &'static str) -> Result<(), Refused> {
@@ -105,7 +99,7 @@ impl EvaluationCourse {
             Goal::Microbatch => Some(Output::Exchange(Exchange::Batch(Input::Ready))),
             Goal::Unit(unit) => self.unit_next(unit, orders),
             Goal::EndMicrobatch => self.end_batch_next(orders),
-            Goal::Finish => self.mean_next(orders),
+            Goal::Finish => self.end_next(orders),
             Goal::Nothing | Goal::Begin | Goal::Loss | Goal::Gradients(_) => None,
         }
     }
@@ -130,7 +124,7 @@ impl EvaluationCourse {
         output
     }
 
-    fn mean_next(&mut self, orders: &mut PlanOrders) -> Option<Output> {
+    fn end_next(&mut self, orders: &mut PlanOrders) -> Option<Output> {
         if self.is_open()
             && let Some(output) = self.end_batch_next(orders)
         {

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::rules::{Input, Supply};
-use crate::{Rank, UnitId};
+use crate::{BufferRule, ModelSpec, Param, Rank, UnitId};
 
 /// An exchange of records between all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub enum Exchange {
     Statement,
     /// Whether the rank has another batch of an evaluation.
     Batch(Input),
-    /// Sums of an evaluation.
+    /// The end of an evaluation: sums for its mean, or zeros if it ends without one.
     Mean,
 }
 
@@ -83,23 +83,39 @@ impl Exchange {
     pub const UNIT: usize = 3;
     /// In an interim record.
     pub const INTERIM: usize = 4;
-    /// In a statement, without the bits of its parameters.
+    /// In a statement, without the bits of its parameters and the words of its buffers.
     pub const STATEMENT: usize = 9;
-    /// In the record of a mean.
+    /// In the record at the end of an evaluation.
     pub const MEAN: usize = 5;
 
-    /// Returns the number of u64 in the record of a rank, whose model has so many parameters.
+    /// Returns the number of u64 in the record of a rank that trains this model.
     #[must_use]
-    pub const fn words(self, parameters: usize) -> usize {
+    pub fn words(self, model: &ModelSpec) -> usize {
         match self {
             Self::Headers => Self::HEADER,
             Self::Samples | Self::Replicas | Self::Weights => 1,
             Self::Microbatch(_) | Self::Batch(_) => Self::MICROBATCH,
             Self::Unit { .. } => Self::UNIT,
             Self::Interim { .. } => Self::INTERIM,
-            Self::Statement => Self::STATEMENT + parameters.div_ceil(u64::BITS as usize),
+            Self::Statement => {
+                let presence = model.params().count().div_ceil(u64::BITS as usize);
+                Self::STATEMENT + presence + Self::buffer_words(model)
+            }
             Self::Mean => Self::MEAN,
         }
+    }
+
+    /// Returns the number of u64 in a statement about buffers: none if the model has no buffer,
+    /// else the number of microbatches that wrote one, a digest of each that ranks write equally,
+    /// and the values of those that are averaged, two f32 in a word.
+    #[must_use]
+    pub fn buffer_words(model: &ModelSpec) -> usize {
+        let buffers = || model.buffers().map(|(_, buffer)| buffer);
+        let is_averaged = |buffer: &&Param| buffer.buffer == Some(BufferRule::Averaged);
+        let digests = buffers().filter(|buffer| !is_averaged(buffer)).count();
+        let averaged: usize = buffers().filter(is_averaged).map(Param::numel).sum();
+        let words = digests + averaged.div_ceil(2);
+        words + usize::from(words > 0)
     }
 }
 

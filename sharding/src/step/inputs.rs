@@ -51,7 +51,7 @@ pub(super) enum Goal {
     Gradients(UnitId),
     /// The end of a microbatch or batch.
     EndMicrobatch,
-    /// The end of the step, or the mean of an evaluation.
+    /// The end of the step, or of an evaluation.
     Finish,
 }
 

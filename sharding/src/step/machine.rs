@@ -266,25 +266,14 @@ impl StepMachine {
         Ok(())
     }
 
-    /// Takes part in the batches that other ranks still have, and exchanges sums. Collective over
-    /// the world.
+    /// Takes part in the batches that other ranks still have, exchanges sums, and ends the
+    /// evaluation. Collective over the world.
     ///
     /// # Errors
     /// [`Refused::Unfinished`], [`Refused::OutOfTurn`].
-    pub fn mean(&mut self) -> Result<(), Refused> {
-        self.check_idle("mean")?;
-        self.goal = self.state.evaluation("mean")?.mean()?;
-        Ok(())
-    }
-
-    /// Ends an evaluation whose mean was taken.
-    ///
-    /// # Errors
-    /// [`Refused::OutOfTurn`] if it was not: then [`abort`](Self::abort) ends it.
     pub fn end_evaluation(&mut self) -> Result<(), Refused> {
         self.check_idle("end_evaluation")?;
-        self.state.evaluation("end_evaluation")?.end()?;
-        self.state = MachineState::Between;
+        self.goal = self.state.evaluation("end_evaluation")?.end()?;
         Ok(())
     }
 
@@ -410,6 +399,9 @@ impl StepMachine {
             }
             MachineState::Step(_) if exchange == Exchange::Statement => {
                 orders.settle();
+                *state = MachineState::Between;
+            }
+            MachineState::Evaluation(_) if exchange == Exchange::Mean => {
                 *state = MachineState::Between;
             }
             MachineState::Step(step) => step.conclude(conclusion, *goal, orders)?,

@@ -221,7 +221,7 @@ impl Output {
                 kind: Kind::Exchange(exchange),
                 members: Members::World,
                 dtype: DType::U64,
-                elements: exchange.words(plan.spec().params().count()),
+                elements: exchange.words(plan.spec()),
                 unit: None,
             },
             Self::Hand { .. }

@@ -142,3 +142,36 @@ fn modes_differ_in_the_microbatches_that_reduce() {
     assert_eq!(mode(Accumulation::Local, Some(2)), format!("{first}\n{last}"));
     assert_eq!(mode(Accumulation::Local, None), format!("{first}\n{first}\nr2 r1 r0 a2 a1 a0"));
 }
+
+/// No batch and no second end follows the sums, and the next evaluation may begin.
+#[test]
+fn the_exchange_of_sums_ends_an_evaluation() {
+    let Settings { options, rules } = plain();
+    let mesh = Mesh::new(1, 2).expect("a mesh");
+    let plan = Plan::new(three_units(), mesh, options).expect("a plan");
+    let mut machine = StepMachine::new(Arc::new(plan), rules);
+    let batch = |own: Input| Some(Output::Exchange(Exchange::Batch(own)));
+    let supply = |own: Input| Conclusion::Supply(Supply::of([own, Input::Exhausted].into_iter()));
+
+    machine.evaluate().expect("no step is under way");
+    machine.begin_batch().expect("an evaluation");
+    assert_eq!(machine.poll(), batch(Input::Ready));
+    machine.conclude(supply(Input::Ready)).expect("a batch");
+    assert_eq!(machine.end_evaluation(), Err(Refused::Unfinished { microbatch: 0 }));
+    machine.end_microbatch().expect("a batch is open");
+    while let Some(output) = machine.poll() {
+        if let Output::Await(operation) | Output::Follow(operation) = output {
+            machine.done(operation).expect("the machine waits for it");
+        }
+    }
+
+    machine.end_evaluation().expect("an evaluation");
+    assert_eq!(machine.poll(), batch(Input::Exhausted));
+    machine.conclude(supply(Input::Exhausted)).expect("no batch");
+    assert_eq!(machine.poll(), Some(Output::Exchange(Exchange::Mean)));
+    machine.conclude(Conclusion::Agreed).expect("sums");
+    assert_eq!(machine.poll(), None);
+    assert_eq!(machine.begin_batch(), Err(Refused::OutOfTurn { input: "begin_batch" }));
+    assert_eq!(machine.end_evaluation(), Err(Refused::OutOfTurn { input: "end_evaluation" }));
+    machine.evaluate().expect("no evaluation is under way");
+}

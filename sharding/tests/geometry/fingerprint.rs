@@ -82,6 +82,19 @@ fn every_difference_shows() {
         ("declared as two matrices", with_block(unit([w().matrices(2, 32, 32), b()]))),
         ("matrices in blocks", with_block(unit([w().matrices(2, 32, 32).blocks(64), b()]))),
         ("one parameter more", with_block(block().param(Param::new("c", [1])))),
+        ("a parameter b2", with_block(block().param(Param::new("b2", [3])))),
+        ("a frozen b2", with_block(block().param(Param::new("b2", [3]).frozen()))),
+        ("a buffer b2", with_block(block().param(Param::new("b2", [3]).buffer()))),
+        ("an averaged buffer", with_block(block().param(Param::new("b2", [3]).averaged_buffer()))),
+        ("another buffer", with_block(block().param(Param::new("b3", [3]).buffer()))),
+        ("a longer buffer", with_block(block().param(Param::new("b2", [4]).buffer()))),
+        ("a buffer of two dims", with_block(block().param(Param::new("b2", [3, 1]).buffer()))),
+        ("a buffer of another unit", {
+            let other = Unit::new("embedding").param(Param::new("wte", [100, 32]));
+            let other = other.param(Param::new("b2", [3]).buffer());
+            let spec = ModelSpec::new().unit(other).unit(block()).tie("head", "wte");
+            fingerprint(spec, "2x3", options)
+        }),
         ("no tie", fingerprint(plain.clone().unit(block()), "2x3", options)),
         ("other alias", fingerprint(plain.clone().unit(block()).tie("lm", "wte"), "2x3", options)),
         ("other target", fingerprint(plain.unit(block()).tie("head", "w"), "2x3", options)),

@@ -8,12 +8,18 @@ use hsdp_sharding::step::{
     Begin, Conclusion, Exchange, Headers, Output, Refused, Rules, StepMachine, Target, UnitOrder,
 };
 use hsdp_sharding::{
-    AfterForward, ByteCount, DType, FullCopies, MemoryPlan, Mesh, ModelSpec, Offload, Param, Phase,
-    Piece, Plan, PlanOptions, Role, State, Unit, UnitId,
+    AfterForward, BufferId, ByteCount, DType, FullCopies, MemoryPlan, Mesh, ModelSpec, Offload,
+    Param, Phase, Piece, Plan, PlanOptions, Role, State, Unit, UnitId,
 };
+use proptest::collection::vec;
 use proptest::prelude::*;
 
 use crate::generators::{accumulation, cases, full_copies, mesh, model, ordered, stored, wire};
+
+/// The lengths of a few buffers.
+fn buffers() -> impl Strategy<Value = Vec<usize>> {
+    vec(1usize..=300, 0..=7)
+}
 
 /// Allocations by name, and the peak of their sum.
 #[derive(Default)]
@@ -250,7 +256,26 @@ fn counted(plan: &Plan) -> MemoryPlan {
         partial: words(partial),
         optimizer: words(most_state(plan)),
         update: ByteCount::ZERO,
+        buffers: words((2 + plan.spec().averages()) * buffer_elements(plan.spec())),
     }
+}
+
+fn buffer_elements(spec: &ModelSpec) -> usize {
+    spec.units().iter().flat_map(|unit| &unit.buffers).map(Param::numel).sum()
+}
+
+/// Adds a buffer of each of these lengths to the units in turn, and plans this number of averages.
+fn with_buffers(spec: &ModelSpec, lens: &[usize], averages: usize) -> ModelSpec {
+    let mut units = spec.units().to_vec();
+    for (index, len) in lens.iter().enumerate() {
+        let unit = &mut units[index % spec.units().len()];
+        *unit = unit.clone().param(Param::new(format!("buffer.{index}"), [*len]).buffer());
+    }
+    let ties: Vec<(String, String)> =
+        spec.ties().map(|(alias, target)| (alias.to_owned(), target.to_owned())).collect();
+    let spec = units.into_iter().fold(ModelSpec::new(), ModelSpec::unit);
+    let spec = ties.into_iter().fold(spec, |spec, (alias, target)| spec.tie(alias, target));
+    (0..averages).fold(spec, |spec, _| spec.averaged())
 }
 
 /// The most f32 of optimizer state of a rank, whose pieces all have state for each element.
@@ -280,11 +305,13 @@ proptest! {
         (prefetch, slots) in (0usize..=14, 0usize..=2),
         full_copies in full_copies(),
         units in any::<u8>(),
+        buffers in buffers(),
     ) {
         let options = PlanOptions {
             param_dtype, accumulation, prefetch, full_copies, ..Default::default()
         };
-        let spec = stored(&spec, param_dtype, units).updated_by(|_| State::Elements(slots));
+        let spec = with_buffers(&stored(&spec, param_dtype, units), &buffers, 0);
+        let spec = spec.updated_by(|_| State::Elements(slots));
         let plan = Plan::new(spec, mesh, options).unwrap().in_order(&order);
         prop_assert_eq!(plan.memory(), counted(&plan));
         let phases = [Phase::Forward, Phase::Backward].map(|phase| plan.full_in(phase));
@@ -358,14 +385,17 @@ fn what_is_offloaded_of_units_in_two_dtypes() {
 proptest! {
     #![proptest_config(cases(256))]
 
-    /// All ranks together save every element once, each from its own pieces. A snapshot holds these
-    /// and their optimizer state.
+    /// All ranks together save every element once, each from its own pieces, and every buffer once.
+    /// A snapshot holds these, their optimizer state and their averages.
     #[test]
     fn every_element_is_saved_by_one_rank(
         spec in model(),
         mesh in mesh(),
         slots in 0usize..=2,
+        buffers in buffers(),
+        averages in 0usize..=2,
     ) {
+        let spec = with_buffers(&spec, &buffers, averages);
         let spec = spec.updated_by(|_| State::Elements(slots));
         let plan = Plan::new(spec, mesh, PlanOptions::default()).unwrap();
         let mut saved: HashMap<(usize, usize), Vec<u8>> = HashMap::new();
@@ -375,10 +405,20 @@ let mut words = 0;
             for (index, param) in spec.params.iter().enumerate() {
                 let numel: usize = param.shape.iter().product();
                 saved.insert((unit, index), vec![0; numel]);
-                let slots = if param.role == Role::Trainable { slots } else { 0 };
-                words += numel * (1 + slots);
+                let kept = if param.role == Role::Trainable { slots + averages } else { 0 };
+                words += numel * (1 + kept);
             }
         }
+        words += (1 + averages) * buffer_elements(plan.spec());
+        let saved_buffers: Vec<usize> =
+            plan.mesh().ranks().map(|rank| plan.buffers_saved_by(rank).len()).collect();
+        let most = saved_buffers.iter().max();
+        let fewest = saved_buffers.iter().min();
+        prop_assert!(most <= fewest.map(|it| it + 1).as_ref(), "the ranks take them in turn");
+        let mut ids: Vec<BufferId> =
+            plan.mesh().ranks().flat_map(|rank| plan.buffers_saved_by(rank)).collect();
+        ids.sort_unstable();
+        prop_assert!(ids.into_iter().eq(plan.spec().buffers().map(|(id, _)| id)));
         for rank in plan.mesh().ranks() {
             let own = plan.pieces_of(rank);
             for (unit, piece) in plan.pieces_saved_by(rank) {
@@ -451,8 +491,9 @@ fn the_total_adds_all_categories() {
         optimizer: ByteCount(10_000),
         gather_input: ByteCount(100_000),
         update: ByteCount(1_000_000),
+        buffers: ByteCount(10_000_000),
     };
-    assert_eq!(memory.total(), ByteCount(1_111_111));
+    assert_eq!(memory.total(), ByteCount(11_111_111));
 }
 
 /// Another order changes the schedule, and neither the layouts nor the fingerprint.
@@ -477,4 +518,24 @@ fn an_order_has_each_unit_once() {
     let spec = ModelSpec::new().unit(Unit::new("a").param(Param::new("w", [1])));
     let plan = Plan::new(spec, Mesh::new(1, 1).unwrap(), PlanOptions::default()).unwrap();
     let _ = plan.in_order(&[0, 0].map(UnitId::new));
+}
+
+/// Buffers lie on the host, wherever the model lies.
+#[test]
+fn buffers_take_a_copy_for_each_average_besides_their_two() {
+    let unit = Unit::new("bn")
+        .param(Param::new("w", [10]))
+        .param(Param::new("mean", [30]).buffer())
+        .param(Param::new("own", [7]).averaged_buffer());
+    for averages in 0..3 {
+        let spec = ModelSpec::new().unit(unit.clone());
+        let spec = (0..averages).fold(spec, |spec, _| spec.averaged());
+        let plan = Plan::new(spec, Mesh::new(2, 2).unwrap(), PlanOptions::default()).unwrap();
+        let expected = ByteCount(4 * 37 * (2 + averages));
+        assert_eq!(plan.memory().buffers, expected);
+        for offload in [Offload::None, Offload::Optimizer, Offload::All] {
+            assert_eq!(plan.memory_offloaded(offload).buffers, expected);
+            assert_eq!(plan.memory_on_device(offload).buffers, ByteCount::ZERO);
+        }
+    }
 }

@@ -207,7 +207,7 @@ impl<'a> Programs<'a> {
                     calls.extend(self.used().into_iter().map(Call::Need));
                     calls.push(Call::EndBatch);
                 }
-                calls.extend([Call::Mean, Call::EndEvaluation]);
+                calls.push(Call::EndEvaluation);
                 calls
             })
             .collect()

@@ -42,7 +42,6 @@ pub(crate) enum Call {
     Evaluate,
     Batch,
     EndBatch,
-    Mean,
     EndEvaluation,
 }
 
@@ -265,7 +264,6 @@ impl World {
             Call::Finish => machine.finish(),
             Call::Evaluate => machine.evaluate(),
             Call::Batch => machine.begin_batch(),
-            Call::Mean => machine.mean(),
             Call::EndEvaluation => machine.end_evaluation(),
         };
         // A refused call changes nothing: the program goes on with the next one.

@@ -82,7 +82,6 @@ enum Feed {
     Finish,
     Evaluate,
     Batch,
-    Mean,
     EndEvaluation,
 }
 
@@ -167,7 +166,6 @@ impl Member {
             Feed::Finish => machine.finish(),
             Feed::Evaluate => machine.evaluate(),
             Feed::Batch => machine.begin_batch(),
-            Feed::Mean => machine.mean(),
             Feed::EndEvaluation => machine.end_evaluation(),
         };
         fed.unwrap_or_else(|refused| panic!("{feed:?}: {refused}"));
@@ -212,7 +210,7 @@ fn feeds(part: &Part) -> Vec<Feed> {
                 feeds.extend(units.iter().map(|unit| Feed::Call(Call::Need(*unit))));
                 feeds.push(Feed::EndMicrobatch);
             }
-            feeds.extend([Feed::Mean, Feed::EndEvaluation]);
+            feeds.push(Feed::EndEvaluation);
             feeds
         }
     }

@@ -137,7 +137,7 @@ fn run_evaluation(model: &mut ShardedModel, batches: &[Vec<UnitId>]) -> Result<(
         units.iter().try_for_each(|unit| need(&mut pass, *unit).map(drop))?;
         pass.finish()?;
     }
-    evaluation.mean(0.0, 1).map(drop)
+    evaluation.finish()
 }
 
 /// Needs a unit, and checks its values. Returns it if it is kept.

@@ -23,8 +23,8 @@ impl Rule for Signs {
     fn update(&self, _: u64, run: Run<'_>, _: RunState<'_>) {
         #[expect(clippy::cast_possible_truncation, reason = "a rate of a test")]
         let rate = self.rate as f32;
-        for (parameter, gradient) in run.parameters.iter_mut().zip(run.gradient) {
-            *parameter -= rate * (gradient * run.clip).signum();
+        for (parameter, gradient) in run.parameters.iter_mut().zip(run.gradient.iter()) {
+            *parameter -= rate * gradient.signum();
         }
     }
 }

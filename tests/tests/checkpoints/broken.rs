@@ -171,7 +171,7 @@ fn row_36_the_checkpoint_of_a_newer_version_is_an_error_on_all_ranks() {
     }));
     let expected = format!(
         "loading at step 4, on rank 0: {}: this checkpoint was written by a newer version: format \
-         9, this program reads up to 4",
+         9, this program reads up to 5",
         path.display()
     );
     assert_eq!(error.to_string(), expected);

@@ -88,7 +88,7 @@ impl Train for ((Muon, AdamW), Ema) {
 
     fn train(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<(), Error> {
         let (muon, adamw) = &mut self.0;
-        let both: [hsdp::Selected<'_>; 2] = [(muon, is_matrix), (adamw, |param| !is_matrix(param))];
+        let both: [Selected<'_>; 2] = [(muon, &is_matrix), (adamw, &|param| !is_matrix(param))];
         model.update_by(gradients, both).map(drop)
     }
 
@@ -105,7 +105,8 @@ fn slower(Whole { values, gradient, state, .. }: Whole<'_>) {
 
 impl Train for WholeParameters {
     fn make(model: &ShardedModel) -> Result<Self, Error> {
-        Ok(WholeParameters::new(model, "counting", |_| 2))
+        let len = 2;
+        Ok(WholeParameters::new(model, "counting", move |_| len))
     }
 
     fn train(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<(), Error> {
@@ -121,7 +122,7 @@ impl Train for (WholeParameters, AdamW) {
     fn train(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<(), Error> {
         let whole = &mut self.0.by(slower);
         let adamw = &mut self.1;
-        let both: [Selected<'_>; 2] = [(whole, is_matrix), (adamw, |param| !is_matrix(param))];
+        let both: [Selected<'_>; 2] = [(whole, &is_matrix), (adamw, &|param| !is_matrix(param))];
         model.update_by(gradients, both).map(drop)
     }
 }
@@ -575,7 +576,7 @@ fn a_parameter_whose_state_was_loaded_by_another_optimizer_is_refused() {
     compare::<((Muon, AdamW), Ema)>(
         |((muon, adamw), _), model, gradients| {
             let is_head = |param: &Param| param.name == "head";
-            let both: [Selected<'_>; 2] = [(muon, is_head), (adamw, |it| it.name != "head")];
+            let both: [Selected<'_>; 2] = [(muon, &is_head), (adamw, &|it| it.name != "head")];
             model.update_by(gradients, both)
         },
         "parameter `a`: muon has state of it, and optimizer 1 of the update (adamw) updates \
@@ -585,7 +586,7 @@ fn a_parameter_whose_state_was_loaded_by_another_optimizer_is_refused() {
         |(whole, adamw), model, gradients| {
             let is_head = |param: &Param| param.name == "head";
             let whole = &mut whole.by(slower);
-            let both: [Selected<'_>; 2] = [(whole, is_head), (adamw, |it| it.name != "head")];
+            let both: [Selected<'_>; 2] = [(whole, &is_head), (adamw, &|it| it.name != "head")];
             model.update_by(gradients, both)
         },
         "parameter `a`: counting has state of it, and optimizer 1 of the update (adamw) updates \
@@ -595,8 +596,8 @@ fn a_parameter_whose_state_was_loaded_by_another_optimizer_is_refused() {
         |(whole, adamw), model, gradients| {
             let whole = &mut whole.by(slower);
             let both: [Selected<'_>; 2] = [
-                (whole, |it| is_matrix(it) || it.name == "c"),
-                (adamw, |it| !is_matrix(it) && it.name != "c"),
+                (whole, &|it| is_matrix(it) || it.name == "c"),
+                (adamw, &|it| !is_matrix(it) && it.name != "c"),
             ];
             model.update_by(gradients, both)
         },
@@ -616,7 +617,7 @@ fn a_parameter_without_state_may_get_another_owner() {
             let gradients = slopes::gradients(model, 1.0)?;
             let whole = &mut whole.by(slower);
             let both: [Selected<'_>; 2] =
-                [(whole, |it| it.name != "left"), (&mut sgd, |it| it.name == "left")];
+                [(whole, &|it| it.name != "left"), (&mut sgd, &|it| it.name == "left")];
             model.update_by(gradients, both)?;
         }
         Ok(())
@@ -641,8 +642,8 @@ fn a_parameter_of_an_optimizer_without_state_keeps_its_owner() {
     let update = |model: &mut ShardedModel, adamw: &mut AdamW, sgd: &mut Sgd, moved: bool| {
         let gradients = slopes::gradients(model, 1.0)?;
         let both: [Selected<'_>; 2] = match moved {
-            false => [(adamw, |it| it.name == "a"), (sgd, |it| it.name != "a")],
-            true => [(adamw, |_| true), (sgd, |_| false)],
+            false => [(adamw, &|it| it.name == "a"), (sgd, &|it| it.name != "a")],
+            true => [(adamw, &|_| true), (sgd, &|_| false)],
         };
         model.update_by(gradients, both)
     };

@@ -176,7 +176,7 @@ impl Three {
 
     fn step(&mut self, model: &mut ShardedModel) -> Result<(), Error> {
         step(model, self, |Self(((muon, adamw), _)), model, gradients| {
-            model.update_by(gradients, [(muon, is_matrix), (adamw, |param| !is_matrix(param))])
+            model.update_by(gradients, [(muon, &is_matrix), (adamw, &|param| !is_matrix(param))])
         })
     }
 }

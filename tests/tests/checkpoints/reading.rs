@@ -420,8 +420,8 @@ fn two_optimizers_of_one_kind_are_refused_by_the_first_update_if_checkpoints_are
             model.update_by(
                 gradients,
                 [
-                    (one, |param: &Param| param.name.ends_with("weight")),
-                    (other, |param: &Param| !param.name.ends_with("weight")),
+                    (one, &|param| param.name.ends_with("weight")),
+                    (other, &|param| !param.name.ends_with("weight")),
                 ],
             )
         };
@@ -456,8 +456,8 @@ fn two_optimizers_of_whole_parameters_of_one_kind_are_refused_by_the_first_updat
             model.update_by(
                 gradients,
                 [
-                    (&mut one.by(halve), |param: &Param| param.name.ends_with("weight")),
-                    (&mut other.by(halve), |param: &Param| !param.name.ends_with("weight")),
+                    (&mut one.by(halve), &|param| param.name.ends_with("weight")),
+                    (&mut other.by(halve), &|param| !param.name.ends_with("weight")),
                 ],
             )
         };

@@ -240,7 +240,7 @@ fn refused_of<O: Checkpointed>(
     let gradients = slopes::gradients(&mut model, 1.0)?;
     model.update_by(
         gradients,
-        [(&mut adamw, |param| param.name == "w"), (&mut lion, |param| param.name == "b")],
+        [(&mut adamw, &|param| param.name == "w"), (&mut lion, &|param| param.name == "b")],
     )?;
     let optimizer = saved(&model, adamw, lion);
     let mut checkpoints = Checkpoints::open(&model, folder, CheckpointOptions::default())?;

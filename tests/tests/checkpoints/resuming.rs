@@ -77,8 +77,8 @@ impl Rule for Falling {
             reason = "a rate of a test, of few updates"
         )]
         let rate = (self.rate / number as f64) as f32;
-        for (parameter, gradient) in run.parameters.iter_mut().zip(run.gradient) {
-            *parameter -= rate * gradient * run.clip;
+        for (parameter, gradient) in run.parameters.iter_mut().zip(run.gradient.iter()) {
+            *parameter -= rate * gradient;
         }
     }
 }

@@ -6,8 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Saved};
-use hsdp::{CommError, Error, ModelOptions, World};
+use hsdp::{CommError, Error, ModelOptions, Param, StepOptions, Unit, World};
 use hsdp_comm::StepFailure;
+use hsdp_tests::support::models::three_units;
+use hsdp_tests::support::springs::{self, Batch};
 use hsdp_tests::support::worlds::{mesh, on_ranks};
 use serde_json::json;
 
@@ -82,5 +84,31 @@ fn another_save_of_that_step_is_refused() {
     });
     for told in told.into_iter().flatten() {
         assert!(told.contains("step-00000001 exists and is intact"), "{told}");
+    }
+}
+
+/// Its gradients were dropped, so no step was committed, and its writes count all the same.
+#[test]
+fn a_save_after_a_step_that_has_written_a_buffer_is_another_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let norm = Unit::new("bn").param(Param::new("w", [2])).param(Param::new("mean", [2]).buffer());
+    let spec = three_units().unit(norm);
+    let mean = spec.find_buffer("mean").expect("it is declared");
+    let told = on_ranks(RANKS, |world| {
+        let options = ModelOptions::on(mesh(2, 2));
+        let model = springs::model_of(world.clone(), &spec, &options)?;
+        let mut training = Training::of(model);
+        let mut checkpoints = failing_after_commit(world, &training, folder.path())?;
+        training.save(&mut checkpoints).expect_err("its last exchange fails");
+        let rank = training.model.rank().index();
+        let mut step = training.model.begin_step(StepOptions::microbatches(1))?;
+        let pass = step.microbatch()?;
+        pass.handle().write_buffer(mean, &[5.0; 2])?;
+        springs::forward_and_backward(pass, Batch::of(rank, 0, 0))?;
+        drop(step.finish()?);
+        Ok(training.save(&mut checkpoints).expect_err("it exists").to_string())
+    });
+    for told in told {
+        assert!(told.contains("step-00000000 exists and is intact"), "{told}");
     }
 }

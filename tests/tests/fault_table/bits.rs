@@ -34,7 +34,7 @@ fn train_and_flip(world: World, flips: &dyn Fn()) -> Result<(), Error> {
         let gradients = springs::gradients(&mut model, 1)?;
         let mut flip = (rank, number) == (CULPRIT, FAULTY);
         model.update(gradients, |run| {
-            for (parameter, gradient) in run.parameters.iter_mut().zip(run.gradient) {
+            for (parameter, gradient) in run.parameters.iter_mut().zip(run.gradient.iter()) {
                 *parameter -= 1e-3 * gradient;
             }
             if std::mem::take(&mut flip) {

@@ -4,16 +4,19 @@ mod stored;
 
 use std::fmt::Write as _;
 use std::hint::black_box;
+use std::path::Path;
 
-use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Import};
+use hsdp::checkpoint::{CheckpointOptions, Checkpointed, Checkpoints, Import};
 use hsdp::memory::{self, Category, Usage};
 use hsdp::{
-    Accumulation, AdamW, AdamWOptions, DType, Error, FullCopies, LossSum, ModelOptions, ModelSpec,
-    Optimizer, Param, Precision, Rank, ShardedModel, StepOptions, Unit, UnitOrder, Unused,
+    Accumulation, AdamW, AdamWOptions, DType, Ema, Error, FullCopies, LossSum, ModelOptions,
+    ModelSpec, Optimizer, Param, Precision, Rank, ShardedModel, StepOptions, Unit, UnitOrder,
+    Unused,
 };
 use hsdp_comm::{Channel, Tag};
 use hsdp_sharding::{ByteCount, MemoryPlan};
 use hsdp_tests::support::models::{computing_in, layer, partly_frozen, three_units, unit};
+use hsdp_tests::support::springs::Batch;
 use hsdp_tests::support::worlds::{mesh, on_ranks};
 use hsdp_tests::support::{slopes, springs};
 use safetensors::tensor::TensorView;
@@ -420,6 +423,73 @@ fn a_save_in_the_background_holds_one_copy_of_what_a_rank_writes() {
     }
 }
 
+/// Adds a unit with two buffers: one is written by the first rank, and one by the second.
+fn with_buffers() -> ModelSpec {
+    let norm = Unit::new("bn")
+        .param(Param::new("bn.weight", [300]))
+        .param(Param::new("bn.mean", [700]).buffer())
+        .param(Param::new("bn.own", [90]).averaged_buffer());
+    uneven_units().unit(norm)
+}
+
+#[test]
+fn buffers_their_averages_and_their_copies_for_a_save_are_as_planned() {
+    let _turn = alone();
+    for (replicate, shard) in [(1, 1), (1, 2), (2, 2), (4, 1)] {
+        for averages in 0..=2 {
+            memory::reset_peaks();
+            let spec = (0..averages).fold(with_buffers(), |spec, _| spec.averaged());
+            let options = ModelOptions::on(mesh(replicate, shard));
+            let folder = tempfile::tempdir().expect("a folder");
+            on_ranks(options.mesh.world_size(), |world| {
+                let mut model = springs::model_of(world, &spec, &options)?;
+                let mut adamw = AdamW::new(&model, AdamWOptions::default());
+                let emas = (0..averages).map(|_| Ema::new(&model, 0.9));
+                let mut emas: Vec<Ema> = emas.collect::<Result<_, _>>()?;
+                let rank = model.rank();
+                for number in 0..2 {
+                    let mut step = model.begin_step(StepOptions::microbatches(2))?;
+                    for _ in 0..2 {
+                        let pass = step.microbatch()?;
+                        let handle = pass.handle();
+                        for (id, buffer) in spec.buffers() {
+                            handle.write_buffer(id, &vec![number as f32; buffer.numel()])?;
+                        }
+                        springs::forward_and_backward(pass, Batch::of(rank.index(), number, 0))?;
+                    }
+                    let gradients = step.finish()?;
+                    adamw.step(&mut model, gradients)?;
+                }
+                let planned = model.plan().memory().buffers;
+                assert_eq!(planned, ByteCount(4 * (2 + averages) * 790));
+                let Usage { live, peak } = memory::usage(rank, Category::Buffers);
+                assert_eq!([live, peak], [planned; 2], "rank {rank}, {averages} averages");
+                // A checkpoint has one average at most.
+                let copied = match emas.pop() {
+                    None => snapshot(&model, &adamw, folder.path())?,
+                    Some(ema) if averages == 1 => snapshot(&model, &(adamw, ema), folder.path())?,
+                    Some(_) => model.plan().snapshot(rank),
+                };
+                assert_eq!(copied, model.plan().snapshot(rank), "rank {rank}, {averages} averages");
+                Ok(())
+            });
+            assert_nothing_is_left("buffers");
+        }
+    }
+}
+
+/// Saves in the background. Returns the bytes of the copy.
+fn snapshot<O: Checkpointed>(
+    model: &ShardedModel,
+    optimizer: &O,
+    folder: &Path,
+) -> Result<ByteCount, Error> {
+    let mut checkpoints = Checkpoints::open(model, folder, CheckpointOptions::default())?;
+    checkpoints.save_in_background(model, optimizer, &serde_json::Value::Null)?;
+    checkpoints.finish(model)?;
+    Ok(memory::usage(model.rank(), Category::Snapshot).live)
+}
+
 #[test]
 fn twenty_steps_hold_no_more_than_three() {
     let _turn = alone();
@@ -534,6 +604,7 @@ fn of(plan: &MemoryPlan, category: Category) -> ByteCount {
         Category::Partial => plan.partial,
         Category::Optimizer => plan.optimizer,
         Category::Update => plan.update,
+        Category::Buffers => plan.buffers,
         Category::Snapshot | Category::Load | Category::Other => ByteCount::ZERO,
     }
 }

@@ -1,4 +1,4 @@
-//! Exponential moving averages of parameters: against their formula in f64, on meshes, beside
+//! Exponential moving averages of parameters and buffers: against their formula in f64, on meshes, beside
 //! evaluations and in checkpoints.
 
 use std::collections::BTreeMap;
@@ -10,8 +10,8 @@ use half::bf16;
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints, Weights, export};
 use hsdp::memory::{self, Category};
 use hsdp::{
-    AdamW, AdamWOptions, ByteCount, DType, Ema, Error, ModelOptions, ModelSpec, NonFinite,
-    Optimizer, Param, Precision, ShardedModel, StepOptions, Update, World,
+    AdamW, AdamWOptions, ByteCount, DType, Ema, Error, LossSum, ModelOptions, ModelSpec, NonFinite,
+    Optimizer, Param, Precision, ShardedModel, StepOptions, Unit, Unused, Update, World,
 };
 use hsdp_checkpoint::{Disk, Folder, Store};
 use hsdp_tests::support::models::partly_frozen;
@@ -161,7 +161,7 @@ fn evaluated(model: &mut ShardedModel) -> Result<Tensors, Error> {
         seen.extend(params.map(|(index, it)| (it.name.clone(), full.values(index).to_f32())));
     }
     pass.finish()?;
-    evaluation.mean(0.0, 1)?;
+    evaluation.finish()?;
     Ok(seen)
 }
 
@@ -415,4 +415,130 @@ fn an_export_has_the_averages_and_the_frozen_parameters() {
         let values = exported.read_whole(&param.name, &param.shape).expect("it is there");
         assert_eq!(values, expected[&param.name], "{}", param.name);
     }
+}
+
+/// Adds a unit with a buffer of each rule.
+fn with_buffers() -> ModelSpec {
+    let norm = Unit::new("bn")
+        .param(Param::new("bn.weight", [3]))
+        .param(Param::new("bn.mean", [3]).buffer())
+        .param(Param::new("bn.own", [2]).averaged_buffer());
+    partly_frozen().unit(norm)
+}
+
+/// Makes a step that writes both buffers. Returns its update.
+fn train_buffers(
+    model: &mut ShardedModel,
+    adamw: &mut AdamW,
+    factor: f64,
+) -> Result<Update, Error> {
+    let number = model.committed_steps() as f32;
+    let spec = model.plan().spec().clone();
+    let mut step = model.begin_step(StepOptions::microbatches(1))?;
+    let mut pass = step.microbatch()?;
+    let handle = pass.handle();
+    for (id, _) in spec.buffers() {
+        let write = |value: &f32| 0.9 * value + (3.0 * number).sin();
+        let values: Vec<f32> = handle.buffer(id)?.iter().map(write).collect();
+        handle.write_buffer(id, &values)?;
+    }
+    let _ = pass.loss(LossSum::new(factor, 1))?;
+    pass.finish()?;
+    let gradients = step.finish()?;
+    adamw.step(model, gradients)
+}
+
+fn buffered(world: World, [replicate, shard]: [usize; 2]) -> Result<ShardedModel, Error> {
+    let unused = Unused::Zeros;
+    let non_finite = NonFinite::Skip;
+    let options = ModelOptions { unused, non_finite, ..ModelOptions::on(mesh(replicate, shard)) };
+    springs::model_of(world, &with_buffers(), &options)
+}
+
+/// The buffers of a model, by name.
+fn buffers(model: &ShardedModel) -> Tensors {
+    let names = with_buffers().buffers().map(|(_, it)| it.name.clone()).collect::<Vec<_>>();
+    let value = |name: String| (name.clone(), model.buffer(&name).expect("it is declared"));
+    names.into_iter().map(value).collect()
+}
+
+/// Buffers and their averages before the first step and after each of six, of which the fourth is
+/// skipped.
+fn buffer_trace(sizes: [usize; 2]) -> Vec<[Tensors; 2]> {
+    common(on_ranks(sizes[0] * sizes[1], |world| {
+        let mut model = buffered(world, sizes)?;
+        let mut adamw = adamw(&model);
+        let ema = Ema::new(&model, DECAY)?;
+        let mut trace = Vec::new();
+        for number in 0..=6 {
+            let averages = model.with_shards(&ema, |model| Ok::<_, Error>(buffers(model)))?;
+            trace.push([buffers(&model), averages]);
+            let factor = if number == 3 { f64::NAN } else { 1.0 };
+            let update = train_buffers(&mut model, &mut adamw, factor)?;
+            assert_eq!(matches!(update, Update::Skipped(_)), number == 3);
+        }
+        Ok(trace)
+    }))
+}
+
+/// A plain loop in f64, with the bound of the parameters: buffers stay below 11 here.
+#[test]
+fn the_averages_of_buffers_follow_the_formula_with_the_same_bits_on_every_mesh() {
+    let _turn = beside_others();
+    let traces = MESHES.map(buffer_trace);
+    assert!(traces.iter().all(|trace| *trace == traces[0]));
+    let trace = &traces[0];
+    assert_eq!(trace[3], trace[4], "a skipped step changes nothing");
+    for (name, initial) in &trace[0][0] {
+        let mut exact: Vec<f64> = initial.iter().map(|value| f64::from(*value)).collect();
+        for (steps, [now, averages]) in trace.iter().enumerate() {
+            let mut moved = false;
+            for ((exact, now), average) in exact.iter_mut().zip(&now[name]).zip(&averages[name]) {
+                if steps != 4 {
+                    *exact += (1.0 - DECAY) * (f64::from(*now) - *exact);
+                }
+                let bound = 4.0 * steps as f64 * 11.0 * 2.0_f64.powi(-24);
+                let error = (f64::from(*average) - *exact).abs();
+                assert!(error <= bound, "{name} after {steps} steps: {average}, not {exact}");
+                moved |= now != average;
+            }
+            assert_eq!(moved, steps > 0, "{name}");
+        }
+    }
+}
+
+#[test]
+fn an_evaluation_sees_the_averages_of_buffers_and_then_the_buffers_again() {
+    let _turn = beside_others();
+    on_ranks(4, |world| {
+        let mut model = buffered(world, [2, 2])?;
+        let mut adamw = adamw(&model);
+        let ema = Ema::new(&model, DECAY)?;
+        for _ in 0..2 {
+            train_buffers(&mut model, &mut adamw, 1.0)?;
+        }
+        let seen = |model: &mut ShardedModel| -> Result<[Tensors; 3], Error> {
+            let mut evaluation = model.evaluation()?;
+            let pass = evaluation.batch()?;
+            let handle = pass.handle();
+            let read = |(id, buffer): (_, &Param)| Ok((buffer.name.clone(), handle.buffer(id)?));
+            let read = with_buffers().buffers().map(read).collect::<Result<Tensors, Error>>()?;
+            pass.finish()?;
+            evaluation.finish()?;
+            let mut full = model.full_parameters()?;
+            full.retain(|name, _| read.contains_key(name));
+            Ok([read, full, buffers(model)])
+        };
+        let own = seen(&mut model)?;
+        let averages = model.with_shards(&ema, seen)?;
+        assert!(own.iter().all(|it| *it == own[0]) && averages.iter().all(|it| *it == averages[0]));
+        assert_ne!(own[0], averages[0]);
+        assert_eq!(seen(&mut model)?, own);
+        let failed = model.with_shards(&ema, |_| {
+            Err::<(), _>(Error::Options { what: "of the closure".to_owned() })
+        });
+        assert!(failed.is_err());
+        assert_eq!(seen(&mut model)?, own);
+        Ok(())
+    });
 }

@@ -1,7 +1,7 @@
 //! A model with matrices, stacks of matrices and vectors, whose gradients are whole numbers that a
 //! test knows, and its optimizers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use hsdp::checkpoint::Checkpointed;
 use hsdp::{
@@ -163,7 +163,11 @@ alone!(Sgd, AdamW, Lion, Adafactor);
 impl Steps for (Muon, AdamW) {
     fn apply(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {
         let (muon, adamw) = self;
-        model.update_by(gradients, [(muon, is_matrix), (adamw, |param| !is_matrix(param))])
+        let spec = model.plan().spec().clone();
+        let matrices: BTreeSet<&str> =
+            spec.params().filter(|(_, it)| is_matrix(it)).map(|(_, it)| &*it.name).collect();
+        let is_ours = |param: &Param| matrices.contains(&*param.name);
+        model.update_by(gradients, [(muon, &is_ours), (adamw, &|it| !is_ours(it))])
     }
 }
 
@@ -171,10 +175,10 @@ impl Steps for ((Muon, WholeParameters), Adafactor) {
     fn apply(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {
         let ((muon, whole), adafactor) = self;
         let mut whole = whole.by(descend);
-        let is_vector: fn(&Param) -> bool = |param| !is_matrix(param);
+        let is_vector = |param: &Param| !is_matrix(param);
         model.update_by(
             gradients,
-            [(muon, is_first_matrix), (&mut whole, is_vector), (adafactor, is_second_matrix)],
+            [(muon, &is_first_matrix), (&mut whole, &is_vector), (adafactor, &is_second_matrix)],
         )
     }
 }

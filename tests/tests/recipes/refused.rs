@@ -2,7 +2,7 @@
 
 use hsdp::{
     AdamW, AdamWOptions, Error, Lion, Mesh, ModelOptions, ModelSpec, Muon, MuonOptions, Optimizer,
-    Param, Sgd, SgdOptions, ShardedModel, Unit, World,
+    Param, Selected, Sgd, SgdOptions, ShardedModel, Unit, World,
 };
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{mesh, on_ranks};
@@ -41,13 +41,13 @@ fn each_parameter_has_one_optimizer() {
     let told = refused(|model, gradients| {
         let mut muon = Muon::new(model, MuonOptions::default());
         let mut adamw = AdamW::new(model, AdamWOptions::default());
-        model.update_by(gradients, [(&mut muon, is_matrix), (&mut adamw, is_bias)])
+        model.update_by(gradients, [(&mut muon, &is_matrix), (&mut adamw, &is_bias)])
     });
     assert_eq!(told, "parameter `second.norm`: no optimizer of the update selects it");
     let told = refused(|model, gradients| {
         let mut lion = Lion::new(model, LION);
         let mut adamw = AdamW::new(model, AdamWOptions::default());
-        model.update_by(gradients, [(&mut lion, |_| true), (&mut adamw, is_bias)])
+        model.update_by(gradients, [(&mut lion, &|_| true), (&mut adamw, &is_bias)])
     });
     assert_eq!(told, "parameter `first.bias`: optimizers 0 and 1 of the update both select it");
 }
@@ -78,10 +78,7 @@ fn an_optimizer_keeps_its_parameters() {
     let mut lion = Lion::new(&model, LION);
     let mut adamw = AdamW::new(&model, AdamWOptions::default());
     let of_step = gradients(&mut model, 0).expect("gradients");
-    let both = [
-        (&mut lion as &mut dyn Optimizer, is_matrix as fn(&Param) -> bool),
-        (&mut adamw, |it| !is_matrix(it)),
-    ];
+    let both: [Selected<'_>; 2] = [(&mut lion, &is_matrix), (&mut adamw, &|it| !is_matrix(it))];
     model.update_by(of_step, both).expect("an update");
     let of_step = gradients(&mut model, 1).expect("gradients");
     let told = lion.step(&mut model, of_step).expect_err("it is refused").to_string();
@@ -97,7 +94,7 @@ fn an_optimizer_of_another_model_is_refused() {
     let adamw = || AdamW::new(&other, AdamWOptions::default());
     let beside = refused(|model, gradients| {
         let mut lion = Lion::new(model, LION);
-        model.update_by(gradients, [(&mut lion, is_matrix), (&mut adamw(), |it| !is_matrix(it))])
+        model.update_by(gradients, [(&mut lion, &is_matrix), (&mut adamw(), &|it| !is_matrix(it))])
     });
     let alone = refused(|model, gradients| adamw().step(model, gradients));
     let sgd = refused(|model, it| Sgd::new(&other, SgdOptions::default()).step(model, it));
@@ -118,7 +115,7 @@ fn with_one_refused(sizes: [usize; 2]) -> Vec<[Result<hsdp::Update, Error>; 2]> 
         let mut adamw = AdamW::new(&model, AdamWOptions::default());
         let of_step = gradients(&mut model, 0)?;
         let first =
-            model.update_by(of_step, [(&mut muon, is_matrix), (&mut adamw, |it| !is_matrix(it))]);
+            model.update_by(of_step, [(&mut muon, &is_matrix), (&mut adamw, &|it| !is_matrix(it))]);
         let mut sgd = Sgd::new(&model, SgdOptions::default());
         let next = gradients(&mut model, 1);
         Ok([first, next.and_then(|gradients| sgd.step(&mut model, gradients))])

@@ -18,6 +18,9 @@ table!(SHARDING {
     hsdp_sharding::Accumulation: Send Sync Unpin,
     hsdp_sharding::AfterForward: Send Sync Unpin,
     hsdp_sharding::Axis: Send Sync Unpin,
+    hsdp_sharding::BufferId: Send Sync Unpin,
+    hsdp_sharding::BufferProblem: Send Sync Unpin,
+    hsdp_sharding::BufferRule: Send Sync Unpin,
     hsdp_sharding::ByteCount: Send Sync Unpin,
     hsdp_sharding::Coordinate: Send Sync Unpin,
     hsdp_sharding::DType: Send Sync Unpin,
@@ -171,6 +174,7 @@ table!(RUNTIME {
     hsdp::Ema: Send Sync Unpin,
     hsdp::AdamWOptions: Send Sync Unpin,
     hsdp::Allowed: Send Sync Unpin,
+    hsdp::ClippedGradient<'static>: Send Sync Unpin,
     hsdp::DeviceRun<'static>: Send Sync Unpin,
     hsdp::DynamicScale: Send Sync Unpin,
     hsdp::Evaluation<'static>: Send Sync Unpin,
@@ -237,6 +241,7 @@ table!(RUNTIME {
 });
 
 table!(CHECKPOINTS {
+    hsdp::checkpoint::BufferState: Send Sync Unpin,
     hsdp::checkpoint::CheckpointOptions: Send Sync Unpin,
     hsdp::checkpoint::Checkpoints: Send Sync Unpin,
     hsdp::checkpoint::Content: Send Sync Unpin,
@@ -435,7 +440,7 @@ table!(GPT {
 });
 
 /// Traits, and closures that are borrowed: what stands behind them says for itself.
-const TRAITS: [&str; 27] = [
+const TRAITS: [&str; 29] = [
     "Adds",
     "Along",
     "Carrier",
@@ -462,7 +467,9 @@ const TRAITS: [&str; 27] = [
     "Reduces",
     "Sink",
     "Sliced",
+    "UnitInputs",
     "Units",
+    "UnitsExt",
 ];
 
 #[test]

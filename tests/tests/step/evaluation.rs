@@ -52,7 +52,6 @@ fn each_unit_is_gathered_once_a_batch_and_nothing_is_reduced() {
             forward(&mut evaluation, &[0, 1, 2])?;
         }
         let _ = evaluation.mean(0.0, 1)?;
-        drop(evaluation);
         let moved = ledger.ledger().since(&before);
         assert_eq!(
             moved.channel(Channel::Reduce).calls + moved.channel(Channel::AllReduce).calls,
@@ -96,18 +95,66 @@ fn training_goes_on_as_if_nothing_had_happened() {
     assert_eq!(trained(true), trained(false));
 }
 
+/// Ranks that have no batch left gather along in a `finish`, too. Nothing is aborted: the world
+/// stays in its epoch.
 #[test]
-fn several_means_may_follow_and_no_batch() {
-    let told = common(on_ranks(2, |world| {
-        let mut model = springs::model(world, &ModelOptions::on(mesh(1, 2)))?;
+fn an_evaluation_of_different_numbers_of_batches_ends_without_a_mean() {
+    let gathers = common(on_ranks(4, |world| {
+        let rank = world.rank().index();
+        let kept = world.clone();
+        let mut model = springs::model(world, &ModelOptions::on(mesh(2, 2)))?;
+        train(&mut model, 1)?;
+        model.record_events();
         let mut evaluation = model.evaluation()?;
-        forward(&mut evaluation, &[0, 1, 2])?;
-        let means = [evaluation.mean(3.0, 2)?, evaluation.mean(1.0, 4)?];
-        let refused = evaluation.batch().expect_err("the means were taken").to_string();
-        assert!(refused.contains("a mean was taken"), "{refused}");
-        Ok(means)
+        for _ in 0..rank {
+            forward(&mut evaluation, &[0, 1, 2])?;
+        }
+        evaluation.finish()?;
+        let gathers = model.take_events();
+        let gathers = gathers.iter().filter(|event| matches!(event, Event::Gather { .. })).count();
+        model.evaluation()?.finish()?;
+        let mean = model.evaluation()?.mean(3.0, 2)?;
+        train(&mut model, 1)?;
+        assert_eq!((mean, kept.epoch()), (1.5, 0));
+        Ok(gathers)
     }));
-    assert_eq!(told, [1.5, 0.25]);
+    assert_eq!(gathers, 3 * 3, "three units in each of three batches");
+}
+
+/// A mean without the items of some ranks is an error on all of them, also where a rank gathers
+/// along in the batches of another one. The evaluation is over, and training goes on.
+#[test]
+fn ranks_that_end_an_evaluation_by_different_calls_are_named_on_all_of_them() {
+    for finishes in
+        [[false, true, false, false], [true, false, true, true], [true, true, false, false]]
+    {
+        let told = common(on_ranks(4, |world| {
+            let rank = world.rank().index();
+            let kept = world.clone();
+            let mut model = springs::model(world, &ModelOptions::on(mesh(2, 2)))?;
+            let mut evaluation = model.evaluation()?;
+            for _ in 0..rank {
+                forward(&mut evaluation, &[0, 1, 2])?;
+            }
+            let ended = match finishes[rank] {
+                true => evaluation.finish(),
+                false => evaluation.mean(1.0, 1).map(drop),
+            };
+            let error = ended.expect_err("the calls differ").to_string();
+            train(&mut model, 2)?;
+            assert_eq!(kept.epoch(), 0);
+            Ok(error)
+        }));
+        let (rank, other) = if finishes == [true, true, false, false] { (2, 0) } else { (1, 0) };
+        let call = |rank: usize| if finishes[rank] { "`finish`" } else { "`mean`" };
+        let expected = format!(
+            "the end of the evaluation differs between ranks: rank {rank} has {}, rank {other} has \
+             {}",
+            call(rank),
+            call(other)
+        );
+        assert_eq!(told, expected);
+    }
 }
 
 #[test]
@@ -131,7 +178,7 @@ fn a_batch_has_no_backward() {
         let again = pass.unshard(unit(0)).expect_err("it is gathered once").to_string();
         assert!(again.contains("unit first has been gathered"), "{again}");
         pass.finish()?;
-        evaluation.mean(0.0, 1).map(drop)
+        evaluation.finish()
     });
 }
 
@@ -143,7 +190,6 @@ fn an_evaluation_without_items_is_an_error_on_all_ranks_and_the_run_goes_on() {
         forward(&mut evaluation, &[0, 1, 2])?;
         let error = evaluation.mean(0.0, 0).expect_err("no items");
         assert!(matches!(error, Error::Data(DataError::EmptyEvaluation { .. })), "{error}");
-        drop(evaluation);
         train(&mut model, 1)
     });
 }
@@ -162,7 +208,6 @@ fn a_rank_that_gives_an_evaluation_up_tells_the_others_and_the_run_goes_on() {
             let ended = ended.and_then(|()| evaluation.mean(0.0, 1).map(drop));
             let error = ended.expect_err("rank 3 gave up").to_string();
             assert!(error.contains("aborted by rank 3: the tokens cannot be read"), "{error}");
-            drop(evaluation);
         }
         train(&mut model, 2)
     });

@@ -1,5 +1,6 @@
 //! A step: its order, its calls and bytes, its divide factors, and how it ends or is refused.
 
+mod buffers;
 mod counts;
 mod divide_factors;
 mod evaluation;

@@ -103,7 +103,11 @@ fn an_evaluation_in_which_operations_differ_has_no_mean() {
         assert!(mean(None).is_ok_and(|mean| mean == 0.5));
         mean(Some(2))
     });
-    for ends in ends {
+    let finished = both(|mut model| {
+        note(model.world(), Some(2));
+        model.evaluation()?.finish().map(|()| f64::NAN)
+    });
+    for ends in ends.into_iter().chain(finished) {
         assert_eq!(table(ends), expected(["f16", "bf16"]));
     }
 }

@@ -14,13 +14,13 @@ use crate::ops::Unshard;
 use crate::unit::{LiveUnit, UnitUsage};
 
 /// Provides the forward of one use of a unit with its parameters, as tensors of candle's graph.
-pub(super) struct PassReader<'a> {
-    pub(super) pass: &'a Pass<'a>,
+pub(super) struct PassReader<'a, 'step> {
+    pub(super) pass: &'a Pass<'step>,
     pub(super) own: &'a Arc<LiveUnit>,
     pub(super) usage: &'a Arc<UnitUsage>,
 }
 
-impl PassReader<'_> {
+impl PassReader<'_, '_> {
     fn read(&self, name: &str) -> Result<Tensor, Error> {
         let (unit, id) = self.gathered(name)?;
         if self.pass.kind == PassKind::Evaluation {
@@ -71,7 +71,7 @@ impl PassReader<'_> {
     }
 }
 
-impl Parameters for PassReader<'_> {
+impl Parameters for PassReader<'_, '_> {
     fn get(&self, name: &str) -> candle_core::Result<Tensor> {
         Ok(self.read(name)?)
     }

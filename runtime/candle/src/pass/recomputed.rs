@@ -9,75 +9,34 @@ use hsdp::{ModelSpec, ParamId};
 use hsdp_sharding::Role;
 use parking_lot::Mutex;
 
+use super::Pass;
 use super::reader::PassReader;
-use super::{Pass, PassKind};
-use crate::convert::cast_input;
+use crate::convert::cast_inputs;
 use crate::error::{Error, LostGradients};
 use crate::model::{Parameters, RepeatableForward};
-use crate::recompute::{RecomputeOp, RecomputedRead, input_leaf, is_differentiated};
+use crate::recompute::{
+    RecomputeOp, RecomputedInput, RecomputedRead, input_leaf, is_differentiated,
+};
 use crate::storage::{move_back, move_to_variable};
 use crate::unit::{LiveUnit, UnitUsage};
 use crate::variables::Reached;
 
 impl Pass<'_> {
-    /// Runs `forward` as [`unit`](Self::unit) does, but keeps none of the tensors that it makes,
-    /// except its output. The backward gathers the unit, as it does for `unit`, and runs `forward`
-    /// again for its gradients (activation checkpointing). So each such unit computes its forward
-    /// twice. The collectives are those of `unit`.
-    ///
-    /// Only one unit at a time has its activations in memory. The second run keeps them for its
-    /// backward. The first run keeps them until `forward` returns, to find tensors that leave the
-    /// unit beside its output.
-    ///
-    /// `forward` must be repeatable: its second output must have the bits of the first. Tensors
-    /// that it captures must have no gradients, which would be lost: an output that depends on a
-    /// captured variable, or on a tensor computed from parameters, is an error. A loss is an error,
-    /// too, if it depends on a tensor that left `forward` beside its output. Detach a tensor that
-    /// is kept for a log, or it keeps the tensors of the first run. Both runs change the state that
-    /// `forward` changes. An input that is a view is copied first, to be contiguous.
-    ///
-    /// Losses and gradients have the bits that they have with `unit`, with one exception: if candle
-    /// adds more than two numbers, and the graph of the second run cuts this sum, another order may
-    /// round differently. This concerns the gradient of a parameter that this unit reads more than
-    /// once and another unit reads too, and the gradient of an input that is also used outside of
-    /// the unit.
-    ///
-    /// Waits for a gather over the shard group, which all its ranks issue in the plan's order.
-    ///
-    /// # Errors
-    /// The errors of [`unit`](Self::unit);
-    /// [`LostGradients::History`](crate::LostGradients::History) if the output has a gradient for
-    /// anything beside the unit's parameters and input, and
-    /// [`LostGradients::BesideOutput`](crate::LostGradients::BesideOutput) if that left another
-    /// recomputed unit. The backward fails with
-    /// [`LostGradients::NotRepeatable`](crate::LostGradients::NotRepeatable) if the second run
-    /// differs.
-    pub fn recomputed(
+    pub(super) fn run_first(
         &self,
         name: &str,
-        input: &Tensor,
-        forward: RepeatableForward,
-    ) -> Result<Tensor, Error> {
-        if self.kind == PassKind::Evaluation {
-            return self.unit(name, input, |parameters, input| forward(parameters, input));
-        }
-        self.told(name, self.run_first(name, input, forward))
-    }
-
-    fn run_first(
-        &self,
-        name: &str,
-        input: &Tensor,
+        inputs: &[Tensor],
         forward: RepeatableForward,
     ) -> Result<Tensor, Error> {
         let own = self.find(name)?;
-        let forward = self.with_cast(own, forward);
-        let input = input.contiguous()?; // as the second run has it
+        let forward = self.with_casts(own, forward);
+        let contiguous = inputs.iter().map(Tensor::contiguous); // as the second run has them
+        let inputs = contiguous.collect::<candle_core::Result<Vec<_>>>()?;
         let usage = UnitUsage::of(own);
         own.gather()?;
         let reader = PassReader { pass: self, own, usage: &usage };
         let first = FirstRun { reader, reads: Mutex::default(), leaves: Mutex::default() };
-        let output = self.first_output(&first, &input, forward);
+        let output = self.first_output(&first, &inputs, forward);
         let ended = first.end();
         let output = output?;
         ended?;
@@ -87,16 +46,16 @@ impl Pass<'_> {
 
     fn first_output(
         &self,
-        first: &FirstRun<'_>,
-        input: &Tensor,
+        first: &FirstRun<'_, '_>,
+        inputs: &[Tensor],
         forward: RepeatableForward,
     ) -> Result<Tensor, Error> {
         let PassReader { own, usage, .. } = first.reader;
-        // A variable, so that a tensor which leaves the forward beside its output is noticed.
-        let leaf = input_leaf(input)?;
-        let output = forward(first, &leaf);
-        let own_leaves: HashSet<_> =
-            first.leaves.lock().iter().map(|it| it.leaf.id()).chain([leaf.id()]).collect();
+        // Variables, so that a tensor which leaves the forward beside its output is noticed.
+        let leaves = inputs.iter().map(input_leaf).collect::<candle_core::Result<Vec<_>>>()?;
+        let output = forward(first, &leaves);
+        let mut own_leaves: HashSet<_> = leaves.iter().map(Tensor::id).collect();
+        own_leaves.extend(first.leaves.lock().iter().map(|it| it.leaf.id()));
         self.first_runs.note_leaves(own.name(), &own_leaves);
         let output = output?;
         let mut reached = Reached::from(&output);
@@ -109,40 +68,44 @@ impl Pass<'_> {
                 what,
             }));
         }
-        let depends_on_input = reached.has(leaf.id());
         let reads = std::mem::take(&mut *first.reads.lock());
-        if !depends_on_input && !reads.iter().any(RecomputedRead::is_trainable) {
+        let parents: Vec<bool> = leaves.iter().map(|leaf| reached.has(leaf.id())).collect();
+        if !parents.contains(&true) && !reads.iter().any(RecomputedRead::is_trainable) {
             return Ok(output.detach().copy()?);
         }
         await_gradients(usage, &reads);
+        let of_op = inputs.iter().zip(&parents).map(|(input, is_parent)| match is_parent {
+            true => RecomputedInput::from(input.clone()),
+            false => RecomputedInput::from(input.detach()),
+        });
+        let of_op: Vec<_> = of_op.collect();
+        let mut chain = self.anchor.as_tensor().clone();
+        for input in of_op.iter().filter(|input| is_differentiated(&input.tensor)) {
+            chain = chain.apply_op2(&input.tensor, input.op.clone())?;
+        }
         let op = RecomputeOp {
             own: Arc::clone(own),
             forward,
             usage: Arc::clone(usage),
+            inputs: of_op,
             reads,
             output: Mutex::new(Some(output.detach())),
         };
-        if depends_on_input {
-            return Ok(self.anchor.apply_op2(input, op)?);
-        }
-        // Tensors before the input are no parents of an output that does not depend on it.
-        let output = self.anchor.apply_op2(&input.detach(), op)?;
-        if is_differentiated(input) {
-            self.cuts.note(own.name(), &output);
-        }
+        let output = chain.apply_op1(op)?;
+        self.note_cuts(own, inputs, &parents, &output);
         Ok(output)
     }
 }
 
 impl Pass<'_> {
-    /// Adds the cast of the input to the forward of a unit, if the pass casts inputs. Both runs of
-    /// a recomputed unit cast, so the graph between the units keeps no second copy of the input.
-    fn with_cast(&self, own: &LiveUnit, forward: RepeatableForward) -> RepeatableForward {
+    /// Adds the casts of the inputs to the forward of a unit, if the pass casts inputs. Both runs
+    /// of a recomputed unit cast, so the graph between the units keeps no second copy of an input.
+    fn with_casts(&self, own: &LiveUnit, forward: RepeatableForward) -> RepeatableForward {
         if !self.casts_inputs {
             return forward;
         }
         let dtype = own.dtype();
-        Arc::new(move |parameters, input| forward(parameters, &cast_input(input, dtype)?))
+        Arc::new(move |parameters, inputs| forward(parameters, &cast_inputs(inputs, dtype)?))
     }
 }
 
@@ -159,8 +122,8 @@ fn await_gradients(usage: &UnitUsage, reads: &[RecomputedRead]) {
 
 /// Provides the first run with its parameters, and records which it reads. As in the second run,
 /// each trainable one is a variable that holds the storage of a parameter during the run.
-struct FirstRun<'a> {
-    reader: PassReader<'a>,
+struct FirstRun<'a, 'step> {
+    reader: PassReader<'a, 'step>,
     reads: Mutex<Vec<RecomputedRead>>,
     leaves: Mutex<Vec<Leaf>>,
 }
@@ -173,7 +136,7 @@ struct Leaf {
     tensor: Tensor,
 }
 
-impl FirstRun<'_> {
+impl FirstRun<'_, '_> {
     fn read(&self, name: &str) -> Result<Tensor, Error> {
         let (unit, id) = self.reader.gathered(name)?;
         let mut leaves = self.leaves.lock();
@@ -239,7 +202,7 @@ impl FirstRuns {
     }
 }
 
-impl Parameters for FirstRun<'_> {
+impl Parameters for FirstRun<'_, '_> {
     fn get(&self, name: &str) -> candle_core::Result<Tensor> {
         Ok(self.read(name)?)
     }

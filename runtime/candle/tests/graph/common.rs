@@ -9,7 +9,7 @@ use hsdp::{
     Event, Gradients, Mesh, ModelOptions, ModelSpec, Param, Precision, RankFailure, ShardedModel,
     StepOptions, Unit, World, WorldOptions,
 };
-use hsdp_candle::{Error, Parameters, Pass, Plain, Units};
+use hsdp_candle::{Error, Parameters, Pass, Plain, Units, UnitsExt};
 
 /// Runs `size` ranks as threads, and returns their results in rank order. An error is a result like
 /// any other: it does not end the world. Panics if a rank does.
@@ -57,7 +57,7 @@ pub(crate) fn layer(p: &dyn Parameters, layer: usize, x: &Tensor) -> CandleResul
 pub(crate) fn loss_of_layers(units: &dyn Units, count: usize, x: &Tensor) -> CandleResult<Tensor> {
     let mut x = x.clone();
     for index in 0..count {
-        x = units.unit(&format!("layer.{index}"), &x, &mut |p, x| layer(p, index, x))?;
+        x = units.unit(&format!("layer.{index}"), &x, |p, x| layer(p, index, x))?;
     }
     x.sqr()?.mean_all()
 }
@@ -89,8 +89,7 @@ pub(crate) fn step_of(
     let mut step = model.begin_step(StepOptions::microbatches(microbatches))?;
     for microbatch in 0..microbatches {
         let pass = Pass::new(step.microbatch()?)?;
-        let loss = loss(&pass, microbatch)?;
-        pass.backward(&loss, 1)?;
+        pass.backward(&loss(&pass, microbatch)?, 1)?;
     }
     Ok(step.finish()?)
 }

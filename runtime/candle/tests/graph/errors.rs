@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use candle_core::Tensor;
 use hsdp::{Mesh, ModelSpec, Param, StepOptions, Unit, World};
-use hsdp_candle::{Error, LostGradients, Parameters, Pass, Units};
+use hsdp_candle::{Error, LostGradients, Parameters, Pass, Units, UnitsExt};
 
 use crate::common::{self, input, layer, layers, loss_of_layers, sharded, step};
 
@@ -52,7 +52,7 @@ fn a_unit_that_is_needed_again_must_be_kept() {
     let mut model = sharded(alone(), layers(2, 4), mesh());
     let failed = step(&mut model, |pass| {
         let x = pass.unit("layer.0", &input(0, 4, 4), |p, x| layer(p, 0, x))?;
-        Ok(pass.unit("layer.0", &x, |p, x| layer(p, 0, x))?)
+        pass.unit("layer.0", &x, |p, x| layer(p, 0, x))
     });
     let error = failed.expect_err("it was freed");
     assert!(matches!(&error, Error::Freed { unit } if unit == "layer.0"), "{error}");
@@ -63,7 +63,7 @@ fn what_the_model_does_not_have_is_named() {
     let mut model = sharded(alone(), layers(2, 4), mesh());
     let read = |unit: &'static str, name: &'static str| {
         move |pass: &Pass<'_>| -> candle_core::Result<Tensor> {
-            Ok(pass.unit(unit, &input(0, 4, 4), |p, x| x.matmul(&p.get(name)?))?)
+            pass.unit(unit, &input(0, 4, 4), |p, x| x.matmul(&p.get(name)?))
         }
     };
     let error = step(&mut model, read("layer.7", "layer.0.weight")).expect_err("no such unit");
@@ -79,7 +79,7 @@ fn what_the_model_does_not_have_is_named() {
 fn an_error_of_the_forward_comes_back_as_it_is() {
     let mut model = sharded(alone(), layers(1, 4), mesh());
     let failed = step(&mut model, |pass| {
-        Ok(pass.unit("layer.0", &input(0, 4, 4), |_, _| candle_core::bail!("the model's own"))?)
+        pass.unit("layer.0", &input(0, 4, 4), |_, _| candle_core::bail!("the model's own"))
     });
     let error = failed.expect_err("the forward failed");
     assert!(matches!(&error, Error::Candle(_)), "{error:?}");
@@ -94,8 +94,8 @@ fn an_error_of_candle_names_the_unit_whose_forward_failed() {
             let x = input(0, 4, 5);
             let forward = |p: &dyn Parameters, x: &Tensor| layer(p, 1, x);
             match recomputed {
-                false => Units::unit(pass, "layer.1", &x, &mut { forward }),
-                true => Units::recomputed(pass, "layer.1", &x, std::sync::Arc::new(forward)),
+                false => pass.unit("layer.1", &x, forward),
+                true => pass.recomputed("layer.1", &x, forward),
             }
         });
         let error = failed.expect_err("the input is too wide");
@@ -144,7 +144,7 @@ fn a_backward_of_candle_is_told_that_the_pass_has_one() {
             let loss = match recomputed {
                 false => loss_of_layers(pass, 2, &input(0, 3, 4))?,
                 true => pass
-                    .recomputed("layer.1", &input(0, 3, 4), Arc::new(|p, x| layer(p, 1, x)))?
+                    .recomputed("layer.1", &input(0, 3, 4), |p, x| layer(p, 1, x))?
                     .sqr()?
                     .mean_all()?,
             };
@@ -209,7 +209,7 @@ fn a_loss_through_another_pass_says_so() {
 #[test]
 fn a_recomputed_unit_of_another_pass_says_so() {
     let error = through_both(layers(2, 4), |_, second| {
-        let layer = Arc::new(|p: &dyn Parameters, x: &Tensor| layer(p, 1, x));
+        let layer = |p: &dyn Parameters, x: &Tensor| layer(p, 1, x);
         second.recomputed("layer.1", &input(0, 3, 4), layer)?.sqr()?.mean_all()
     });
     assert!(matches!(&error, Error::LostGradients(LostGradients::OtherPass { .. })), "{error:?}");
@@ -224,11 +224,11 @@ fn a_recomputed_unit_that_captures_an_activation_names_it_and_unit_takes_it() {
         step(&mut model, |pass| {
             let h = pass.unit("layer.0", &input(0, 3, 4), |p, x| layer(p, 0, x))?;
             let skip = h.clone();
-            let forward = Arc::new(move |p: &dyn Parameters, x: &Tensor| layer(p, 1, x)? + &skip);
+            let forward = move |p: &dyn Parameters, x: &Tensor| layer(p, 1, x)? + &skip;
             let units: &dyn Units = pass;
             let y = match recomputed {
                 true => units.recomputed("layer.1", &h.tanh()?, forward)?,
-                false => units.unit("layer.1", &h.tanh()?, &mut |p, x| forward(p, x))?,
+                false => units.unit("layer.1", &h.tanh()?, forward)?,
             };
             y.sqr()?.mean_all()
         })
@@ -248,7 +248,7 @@ fn a_recomputed_unit_may_capture_a_mask_that_was_computed() {
     let gradients = step(&mut model, |pass| {
         let h = pass.unit("layer.0", &input(0, 3, 4), |p, x| layer(p, 0, x))?;
         let mask = h.gt(0.0)?.to_dtype(h.dtype())?;
-        let forward = Arc::new(move |p: &dyn Parameters, x: &Tensor| layer(p, 1, x)? * &mask);
+        let forward = move |p: &dyn Parameters, x: &Tensor| layer(p, 1, x)? * &mask;
         pass.recomputed("layer.1", &h, forward)?.sqr()?.mean_all()
     });
     assert!(gradients.expect("a step").norm() > 0.0);
@@ -283,18 +283,18 @@ fn a_tensor_that_leaves_a_recomputed_unit_beside_its_output_is_refused() {
         step(&mut model, |pass| {
             let aside = Arc::new(Mutex::new(None));
             let kept = Arc::clone(&aside);
-            let forward = Arc::new(move |p: &dyn Parameters, x: &Tensor| {
+            let forward = move |p: &dyn Parameters, x: &Tensor| {
                 let y = layer(p, 1, x)?;
                 let penalty = if of_input { x.sqr()? } else { y.abs()? }.sum_all()?;
                 let penalty = if detached { penalty.detach() } else { penalty };
                 kept.lock().expect("no panic").get_or_insert(penalty);
                 Ok(y)
-            });
+            };
             let units: &dyn Units = pass;
-            let x = units.unit("layer.0", &input(0, 3, 4), &mut |p, x| layer(p, 0, x))?;
+            let x = units.unit("layer.0", &input(0, 3, 4), |p, x| layer(p, 0, x))?;
             let y = match recomputed {
                 true => units.recomputed("layer.1", &x, forward)?,
-                false => units.unit("layer.1", &x, &mut |p, x| forward(p, x))?,
+                false => units.unit("layer.1", &x, forward)?,
             };
             let penalty = aside.lock().expect("no panic").take().expect("it ran");
             y.sqr()?.mean_all()? + penalty
@@ -329,18 +329,16 @@ fn a_tensor_that_a_later_use_of_the_same_recomputed_unit_captures_is_refused() {
             let units: &dyn Units = pass;
             let aside = Arc::new(Mutex::new(None));
             let kept = Arc::clone(&aside);
-            let x = units.unit("layer.0", &input(0, 3, 4), &mut |p, x| layer(p, 0, x))?;
-            let first = Arc::new(move |p: &dyn Parameters, x: &Tensor| {
+            let x = units.unit("layer.0", &input(0, 3, 4), |p, x| layer(p, 0, x))?;
+            let first = move |p: &dyn Parameters, x: &Tensor| {
                 let left = if of_input { x.clone() } else { p.get("layer.1.weight")?.sum_all()? };
                 let left = if detached { left.detach() } else { left };
                 kept.lock().expect("no panic").get_or_insert(left);
                 layer(p, 1, x)
-            });
+            };
             let y = units.recomputed("layer.1", &x, first)?;
             let left = aside.lock().expect("no panic").take().expect("it ran");
-            let second = Arc::new(move |p: &dyn Parameters, x: &Tensor| {
-                layer(p, 1, x)?.broadcast_add(&left)
-            });
+            let second = move |p: &dyn Parameters, x: &Tensor| layer(p, 1, x)?.broadcast_add(&left);
             units.recomputed("layer.1", &y, second)?.sqr()?.mean_all()
         })
         .map(|gradients| gradients.norm())

@@ -1,7 +1,7 @@
 //! Evaluations of models in candle: the one gather of each unit, and no graph.
 
 use hsdp::{Error as RuntimeError, Mesh, World};
-use hsdp_candle::{Error, Pass, Units};
+use hsdp_candle::{Error, Pass, UnitsExt};
 
 use crate::common::{self, input, layer, layers, loss_of_layers, sharded, step, words};
 
@@ -14,17 +14,11 @@ fn units_are_gathered_once_and_nothing_has_a_history() {
         let pass = Pass::new(evaluation.batch()?)?;
         let output = pass.unit("layer.0", &input(0, 3, 4), |p, x| layer(p, 0, x))?;
         assert!(!output.track_op());
-        let output = Units::recomputed(
-            &pass,
-            "layer.1",
-            &output,
-            std::sync::Arc::new(|p, x| layer(p, 1, x)),
-        )?;
+        let output = pass.recomputed("layer.1", &output, |p, x| layer(p, 1, x))?;
         assert!(!output.track_op());
         pass.unit("layer.2", &output, |p, x| layer(p, 2, x))?;
         pass.finish()?;
-        evaluation.mean(0.0, 1)?;
-        drop(evaluation);
+        evaluation.finish()?;
         Ok(model.take_events())
     });
     for events in events {
@@ -47,7 +41,7 @@ fn a_view_of_a_parameter_may_be_the_output() {
             pass.unit("table", &input(0, 3, 4), |p, _| p.get("table.rows")?.narrow(0, 1, 3))?;
         let output = pass.unit("layer.0", &rows, |p, x| layer(p, 0, x))?.to_vec2::<f32>()?;
         pass.finish()?;
-        evaluation.mean(0.0, 1)?;
+        evaluation.finish()?;
         Ok((output, rows.to_vec2::<f32>()?))
     });
     for output in outputs {

@@ -11,7 +11,7 @@ use hsdp::{
     Optimizer as _, Param, ShardedModel, StepOptions, Unused, World,
 };
 use hsdp_candle::distributed::{Dist, Tape};
-use hsdp_candle::{Error, Parameters, Pass, RepeatableForward};
+use hsdp_candle::{Error, Parameters, Pass, UnitsExt};
 
 use crate::common::{
     self, input, layer, layer_unit, layers, loss_of_layers, sharded, sharded_with, step, values,
@@ -21,16 +21,18 @@ fn mesh() -> Mesh {
     Mesh::new(1, 2).expect("two shards")
 }
 
+type Forward = Arc<dyn Fn(&dyn Parameters, &Tensor) -> candle_core::Result<Tensor> + Send + Sync>;
+
 /// Runs a unit of a pass, or runs it again in the backward, too.
 fn run(
     pass: &Pass<'_>,
     recomputed: bool,
     name: &str,
     x: &Tensor,
-    forward: RepeatableForward,
-) -> Result<Tensor, Error> {
+    forward: Forward,
+) -> candle_core::Result<Tensor> {
     match recomputed {
-        true => pass.recomputed(name, x, forward),
+        true => pass.recomputed(name, x, move |p, x| forward(p, x)),
         false => pass.unit(name, x, |p, x| forward(p, x)),
     }
 }

@@ -14,6 +14,7 @@ mod recomputed;
 mod recorded;
 mod seeds;
 mod several_dtypes;
+mod several_inputs;
 mod sharing;
 mod var_builder;
 mod variables;

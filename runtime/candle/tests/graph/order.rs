@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Tensor};
 use hsdp::{Mesh, ModelOptions, Unused, World};
-use hsdp_candle::Pass;
+use hsdp_candle::{Pass, UnitsExt};
 
 use crate::common::{self, input, layers, sharded_with, step, words};
 

@@ -5,7 +5,7 @@ use candle_core::{DType, Result, Tensor};
 use hsdp::{
     Accumulation, DType as HsdpDType, LossScaling, Mesh, ModelOptions, ModelSpec, Precision, World,
 };
-use hsdp_candle::Units;
+use hsdp_candle::{Units, UnitsExt};
 
 use crate::common::{
     self, Named, assert_same_bits, divided, input, layers, loss_of_layers, mean, plain_gradients,
@@ -49,7 +49,7 @@ fn a_weight_on_the_left_of_a_matmul() {
     assert_parity("1x2", &layers(2, 4), |units, rank| {
         let mut x = input(rank, 4, 4);
         for layer in 0..2 {
-            x = units.unit(&format!("layer.{layer}"), &x, &mut |p, x| {
+            x = units.unit(&format!("layer.{layer}"), &x, |p, x| {
                 p.get(&format!("layer.{layer}.weight"))?
                     .matmul(x)?
                     .broadcast_add(&p.get(&format!("layer.{layer}.bias"))?)
@@ -132,7 +132,7 @@ fn parameters_come_in_the_compute_dtype_and_outputs_leave_in_theirs() {
     // The same loss runs on sharded and on whole parameters.
     let loss = |units: &dyn Units| {
         let x = input(0, 2, 4).to_dtype(DType::BF16)?;
-        let y = units.unit("layer.0", &x, &mut |p, x| common::layer(p, 0, x))?;
+        let y = units.unit("layer.0", &x, |p, x| common::layer(p, 0, x))?;
         assert_eq!(y.dtype(), DType::BF16);
         let y = units.output(&y)?;
         assert_eq!(y.dtype(), DType::F32);

@@ -1,8 +1,8 @@
 //! Units whose forward runs again in the backward: the bits, and the order of collectives, are
 //! those of units that keep their tensors.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use candle_core::{Device, Result, Tensor, Var};
 use candle_nn::{Linear, Module, embedding};
@@ -10,7 +10,7 @@ use hsdp::{
     DType as HsdpDType, Mesh, ModelOptions, ModelSpec, Param, Precision, ShardedModel, StepOptions,
     Unit, Unused, World,
 };
-use hsdp_candle::{Error, LostGradients, Parameters, Pass, Units, record, var_builder};
+use hsdp_candle::{Error, LostGradients, Parameters, Pass, Units, UnitsExt, record, var_builder};
 
 use crate::common::{
     self, Named, assert_same_bits, input, layer, layer_unit, layers, plain_gradients, sharded,
@@ -36,8 +36,8 @@ impl Runner<'_> {
         forward: impl Fn(&dyn Parameters, &Tensor) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Result<Tensor> {
         match (self.which)(name) {
-            true => self.units.recomputed(name, x, Arc::new(forward)),
-            false => self.units.unit(name, x, &mut |p, x| forward(p, x)),
+            true => self.units.recomputed(name, x, forward),
+            false => self.units.unit(name, x, forward),
         }
     }
 }
@@ -97,7 +97,7 @@ fn all(_: &str) -> bool {
 /// `x` in the dtype in which the parameters of `units` are.
 fn like_parameters(runner: Runner<'_>, unit: &str, x: &Tensor) -> Result<Tensor> {
     let mut dtype = None;
-    runner.units.unit(unit, x, &mut |p, x| {
+    runner.units.unit(unit, x, |p, x| {
         dtype = Some(p.dtype());
         Ok(x.clone())
     })?;
@@ -269,9 +269,9 @@ fn what_the_loss_does_not_need_gets_no_gradient() {
 #[test]
 fn an_input_that_has_no_effect_gets_zeros() {
     let loss = |units: &dyn Units| {
-        let x = units.unit("layer.0", &input(0, 3, 4), &mut |p, x| layer(p, 0, x))?;
+        let x = units.unit("layer.0", &input(0, 3, 4), |p, x| layer(p, 0, x))?;
         let constant = |p: &dyn Parameters, x: &Tensor| layer(p, 1, &x.zeros_like()?);
-        units.recomputed("layer.1", &x, Arc::new(constant))?.sqr()?.mean_all()
+        units.recomputed("layer.1", &x, constant)?.sqr()?.mean_all()
     };
     let mut want = plain_gradients(&layers(2, 4), |plain| loss(plain));
     want.insert("layer.0.weight".to_owned(), vec![0.0; 16]);
@@ -288,9 +288,9 @@ fn an_input_that_has_no_effect_gets_zeros() {
 #[test]
 fn an_input_that_is_a_view_is_made_contiguous_for_both_runs() {
     let loss = |units: &dyn Units, view: fn(&Tensor) -> Result<Tensor>| {
-        let x = units.unit("layer.0", &input(0, 4, 4), &mut |p, x| layer(p, 0, x))?;
+        let x = units.unit("layer.0", &input(0, 4, 4), |p, x| layer(p, 0, x))?;
         let forward = |p: &dyn Parameters, x: &Tensor| layer(p, 1, x);
-        units.recomputed("layer.1", &view(&x)?, Arc::new(forward))?.sqr()?.mean_all()
+        units.recomputed("layer.1", &view(&x)?, forward)?.sqr()?.mean_all()
     };
     let want = plain_gradients(&layers(2, 4), |plain| loss(plain, |x| x.t()?.contiguous()));
     let mut model = alone(layers(2, 4));
@@ -341,7 +341,7 @@ fn refused(
     let mut model = alone(layers(2, 4));
     let failed = step(&mut model, |pass| {
         let x = pass.unit("layer.0", &input(0, 3, 4), |p, x| layer(p, 0, x))?;
-        Units::recomputed(pass, "layer.1", &x, Arc::new(forward))?.sqr()?.mean_all()
+        pass.recomputed("layer.1", &x, forward)?.sqr()?.mean_all()
     });
     let error = failed.expect_err("it is refused");
     let gradients = step(&mut model, |pass| common::loss_of_layers(pass, 2, &input(0, 3, 4)));
@@ -436,9 +436,9 @@ fn an_error_of_the_second_run_comes_back_as_it_is() {
 fn a_recomputed_unit_that_is_needed_again_must_be_kept() {
     let mut model = alone(layers(1, 4));
     let failed = step(&mut model, |pass| {
-        let again = || Arc::new(|p: &dyn Parameters, x: &Tensor| layer(p, 0, x));
-        let x = pass.recomputed("layer.0", &input(0, 4, 4), again())?;
-        Ok(pass.recomputed("layer.0", &x, again())?)
+        let again = |p: &dyn Parameters, x: &Tensor| layer(p, 0, x);
+        let x = pass.recomputed("layer.0", &input(0, 4, 4), again)?;
+        pass.recomputed("layer.0", &x, again)
     });
     assert!(matches!(failed, Err(Error::Freed { unit }) if unit == "layer.0"));
 }

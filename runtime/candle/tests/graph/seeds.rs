@@ -1,14 +1,12 @@
 //! A loss and a model in 16 bits start a backward from the exact seed.
 
-use std::sync::Arc;
-
 use crate::common;
 use candle_core::{DType as CandleDType, Device, Result, Tensor};
 use hsdp::{
     Accumulation, DType, LossScaling, Mesh, ModelOptions, ModelSpec, Objective, Param, Precision,
     ShardedModel, StepOptions, Unit,
 };
-use hsdp_candle::{Error, Parameters, Pass, Units, candle_dtype};
+use hsdp_candle::{Error, Parameters, Pass, Units, UnitsExt, candle_dtype};
 
 #[derive(Clone, Debug)]
 struct Case {
@@ -45,8 +43,8 @@ fn gradient_of_one(case: &Case, options: ModelOptions) -> f64 {
 
 fn forward(units: &dyn Units, mode: &str, x: &Tensor) -> Result<Tensor> {
     match mode {
-        "unit" => units.unit("u", x, &mut |p, x| x * p.get("w")?),
-        _ => units.recomputed("u", x, Arc::new(|p, x| x * p.get("w")?)),
+        "unit" => units.unit("u", x, |p, x| x * p.get("w")?),
+        _ => units.recomputed("u", x, |p, x| x * p.get("w")?),
     }
 }
 
@@ -142,8 +140,8 @@ impl Mixed {
             let forward = move |p: &dyn Parameters, x: &Tensor| x * p.get(&format!("w{index}"))?;
             let name = format!("u{index}");
             x = match self.mode {
-                "unit" => units.unit(&name, &x, &mut |p, x| forward(p, x))?,
-                _ => units.recomputed(&name, &x, Arc::new(forward))?,
+                "unit" => units.unit(&name, &x, forward)?,
+                _ => units.recomputed(&name, &x, forward)?,
             };
         }
         x.to_dtype(CandleDType::F32)?.sum_all()
@@ -216,9 +214,9 @@ fn no_cast_of_a_forward_in_f32_rounds_the_seed() {
         };
         let x = Tensor::ones(1, CandleDType::F32, &Device::Cpu)?;
         match mode {
-            "unit" => units.unit("u", &x, &mut |p, x| cast(p, x)),
-            "recomputed" => units.recomputed("u", &x, Arc::new(cast)),
-            _ => units.output(&units.unit("u", &x, &mut |p, x| x * p.get("w")?)?),
+            "unit" => units.unit("u", &x, cast),
+            "recomputed" => units.recomputed("u", &x, cast),
+            _ => units.output(&units.unit("u", &x, |p, x| x * p.get("w")?)?),
         }
     };
     let mesh = Mesh::new(2, 2).expect("four ranks");

@@ -2,14 +2,13 @@
 //! same casts, bit by bit.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use hsdp::{
     Accumulation, AdamW, AdamWOptions, DType as HsdpDType, DynamicScale, LossScaling, Mesh,
     ModelOptions, ModelSpec, Optimizer, Param, Precision, ShardedModel, Unit, World,
 };
-use hsdp_candle::{Pass, Plain, Units, candle_dtype, record, var_builder};
+use hsdp_candle::{Pass, Plain, Units, UnitsExt, candle_dtype, record, var_builder};
 
 use crate::common::{
     self, Named, assert_same_bits, divided, input, layer, layer_unit, layers, mean,
@@ -40,7 +39,7 @@ fn precision(parameters: HsdpDType) -> Precision {
 fn loss(units: &dyn Units, x: &Tensor) -> Result<Tensor> {
     let mut x = x.clone();
     for index in 0..3 {
-        x = units.unit(&format!("layer.{index}"), &x, &mut |p, x| {
+        x = units.unit(&format!("layer.{index}"), &x, |p, x| {
             assert_eq!(x.dtype(), p.dtype());
             layer(p, index, x)
         })?;
@@ -53,7 +52,7 @@ fn recomputed(units: &dyn Units, x: &Tensor) -> Result<Tensor> {
     let mut x = x.clone();
     for index in 0..3 {
         let forward = move |p: &dyn hsdp_candle::Parameters, x: &Tensor| layer(p, index, x);
-        x = units.recomputed(&format!("layer.{index}"), &x, Arc::new(forward))?;
+        x = units.recomputed(&format!("layer.{index}"), &x, forward)?;
     }
     units.output(&x)?.sqr()?.mean_all()
 }
@@ -194,12 +193,12 @@ fn ids_frozen_units_and_evaluations() {
         .unit(layer_unit(0, WIDTH).keep());
     let loss = |units: &dyn Units| {
         let ids = Tensor::new(&[3_u32, 1, 6], &Device::Cpu)?;
-        let x = units.unit("embed", &ids, &mut |p, ids| {
+        let x = units.unit("embed", &ids, |p, ids| {
             assert_eq!((ids.dtype(), p.dtype()), (DType::U32, DType::BF16));
             p.get("embed.weight")?.index_select(ids, 0)
         })?;
         assert_eq!(x.dtype(), DType::BF16);
-        units.unit("layer.0", &x, &mut |p, x| layer(p, 0, x))?.sqr()?.mean_all()
+        units.unit("layer.0", &x, |p, x| layer(p, 0, x))?.sqr()?.mean_all()
     };
     let all = spec.params().map(|(_, param)| (param.name.clone(), values(param))).collect();
     let plain = Plain::new(spec.clone(), &all, Precision::default()).expect("values for all");
@@ -211,8 +210,7 @@ fn ids_frozen_units_and_evaluations() {
         let pass = Pass::new(evaluation.batch().expect("a batch")).expect("a pass");
         let evaluated = loss(&pass).and_then(|loss| loss.to_scalar::<f32>()).expect("a forward");
         pass.finish().expect("a gather");
-        evaluation.mean(f64::from(evaluated), 1).expect("a mean");
-        drop(evaluation);
+        evaluation.finish().expect("the end of the evaluation");
         let gradients = step(&mut model, |pass| loss(pass)).expect("a step");
         assert_eq!(evaluated.to_bits(), want.to_bits());
         assert_eq!(gradients.loss(), f64::from(want));
@@ -227,16 +225,16 @@ fn a_parameter_of_a_unit_in_another_dtype_is_refused_by_constructors_and_cast_by
         .unit(Unit::new("head").param(Param::new("head.bias", [WIDTH])).compute_in(HsdpDType::F32))
         .tie("head.weight", "layer.0.weight");
     let by_constructor = |units: &dyn Units| {
-        let x = units.unit("layer.0", &input(0, 4, WIDTH), &mut |p, x| layer(p, 0, x))?;
-        let y = units.unit("head", &x, &mut |p, x| {
+        let x = units.unit("layer.0", &input(0, 4, WIDTH), |p, x| layer(p, 0, x))?;
+        let y = units.unit("head", &x, |p, x| {
             use candle_nn::Module;
             candle_nn::linear(WIDTH, WIDTH, var_builder(p).pp("head"))?.forward(x)
         })?;
         y.sqr()?.mean_all()
     };
     let by_cast = |units: &dyn Units| {
-        let x = units.unit("layer.0", &input(0, 4, WIDTH), &mut |p, x| layer(p, 0, x))?;
-        let y = units.unit("head", &x, &mut |p, x| {
+        let x = units.unit("layer.0", &input(0, 4, WIDTH), |p, x| layer(p, 0, x))?;
+        let y = units.unit("head", &x, |p, x| {
             let weight = p.get("head.weight")?;
             assert_eq!((weight.dtype(), p.dtype()), (DType::BF16, DType::F32));
             x.matmul(&weight.to_dtype(DType::F32)?.t()?)?.broadcast_add(&p.get("head.bias")?)

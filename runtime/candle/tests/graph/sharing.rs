@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Tensor};
 use hsdp::{Mesh, ModelOptions, ModelSpec, Param, Unit, Unused};
-use hsdp_candle::{Parameters, Units};
+use hsdp_candle::{Parameters, Units, UnitsExt};
 
 use crate::common::{
     self, assert_same_bits, input, layer, layer_unit, layers, plain_gradients, sharded,
@@ -38,7 +38,7 @@ fn assert_same_as_plain(spec: &ModelSpec, loss: fn(&dyn Units) -> Result<Tensor>
 }
 
 fn square(units: &dyn Units, unit: &str, weight: &str, x: &Tensor) -> Result<Tensor> {
-    units.unit(unit, x, &mut |p, x| x.matmul(&p.get(weight)?.t()?)?.tanh())
+    units.unit(unit, x, |p, x| x.matmul(&p.get(weight)?.t()?)?.tanh())
 }
 
 /// `layer.0`, which is kept, `layer.1`, and `head`, whose weight is that of the first.
@@ -58,7 +58,7 @@ fn a_tied_weight_that_another_unit_reads_is_one_tensor() {
         let head = |p: &dyn Parameters, x: &Tensor| {
             x.matmul(&p.get("head.weight")?.t()?)?.broadcast_add(&p.get("head.bias")?)
         };
-        units.unit("head", &x, &mut |p, x| head(p, x))?.sqr()?.mean_all()
+        units.unit("head", &x, |p, x| head(p, x))?.sqr()?.mean_all()
     });
 }
 
@@ -74,7 +74,7 @@ fn a_tied_weight_that_its_own_unit_reads_again_is_one_tensor() {
 #[test]
 fn a_parameter_that_one_forward_reads_twice_is_one_tensor() {
     assert_same_as_plain(&layers(1, 4), |units| {
-        let output = units.unit("layer.0", &input(0, 3, 4), &mut |p, x| {
+        let output = units.unit("layer.0", &input(0, 3, 4), |p, x| {
             let one = p.get("layer.0.weight")?;
             let two = p.get("layer.0.weight")?;
             assert_eq!(one.id(), two.id());
@@ -90,7 +90,7 @@ fn a_kept_unit_may_run_twice() {
     assert_same_as_plain(&spec, |units| {
         let mut x = input(0, 3, 4);
         for index in [0, 1, 0] {
-            x = units.unit(&format!("layer.{index}"), &x, &mut |p, x| layer(p, index, x))?;
+            x = units.unit(&format!("layer.{index}"), &x, |p, x| layer(p, index, x))?;
         }
         x.sqr()?.mean_all()
     });
@@ -101,8 +101,8 @@ fn what_the_loss_does_not_need_gets_no_gradient() {
     // layer.0's bias is never read; layer.1 is read, and its output dropped; layer.2 does not run.
     assert_same_as_plain(&layers(4, 4), |units| {
         let x = square(units, "layer.0", "layer.0.weight", &input(0, 3, 4))?;
-        units.unit("layer.1", &x, &mut |p, x| layer(p, 1, x))?;
-        units.unit("layer.3", &x, &mut |p, x| layer(p, 3, x))?.sqr()?.mean_all()
+        units.unit("layer.1", &x, |p, x| layer(p, 1, x))?;
+        units.unit("layer.3", &x, |p, x| layer(p, 3, x))?.sqr()?.mean_all()
     });
 }
 
@@ -111,8 +111,8 @@ fn an_input_that_the_forward_does_not_differentiate_gets_zeros() {
     // layer.1 reads only the size of its input, and candle panics if no op gives the input's
     // gradient. So layer.0 gets zeros, where plain candle would give it no gradient.
     let loss = |units: &dyn Units| {
-        let x = units.unit("layer.0", &input(0, 3, 4), &mut |p, x| layer(p, 0, x))?;
-        units.unit("layer.1", &x, &mut |p, x| layer(p, 1, &x.zeros_like()?))?.sqr()?.mean_all()
+        let x = units.unit("layer.0", &input(0, 3, 4), |p, x| layer(p, 0, x))?;
+        units.unit("layer.1", &x, |p, x| layer(p, 1, &x.zeros_like()?))?.sqr()?.mean_all()
     };
     let mut want = plain_gradients(&layers(2, 4), |plain| loss(plain));
     want.insert("layer.0.weight".to_owned(), vec![0.0; 16]);
@@ -156,9 +156,9 @@ fn a_unit_without_trainable_parameters() {
     let frozen = Unit::new("frozen").param(Param::new("frozen.weight", [4, 4]).frozen());
     let spec = ModelSpec::new().unit(layer_unit(0, 4)).unit(frozen).unit(layer_unit(1, 4));
     let loss = |units: &dyn Units| {
-        let x = units.unit("layer.0", &input(0, 3, 4), &mut |p, x| layer(p, 0, x))?;
+        let x = units.unit("layer.0", &input(0, 3, 4), |p, x| layer(p, 0, x))?;
         let x = square(units, "frozen", "frozen.weight", &x)?;
-        units.unit("layer.1", &x, &mut |p, x| layer(p, 1, x))?.sqr()?.mean_all()
+        units.unit("layer.1", &x, |p, x| layer(p, 1, x))?.sqr()?.mean_all()
     };
     let mut want = plain_gradients(&spec, |plain| loss(plain));
     want.remove("frozen.weight");
@@ -177,8 +177,8 @@ fn a_frozen_parameter_that_two_units_read_stays_for_both() {
     let spec = ModelSpec::new().unit(layer_unit(0, 4)).unit(scale);
     let loss = |units: &dyn Units| {
         let scaled = |p: &dyn Parameters, x: &Tensor| x.broadcast_mul(&p.get("scale.weight")?);
-        let x = units.unit("layer.0", &input(0, 3, 4), &mut |p, x| scaled(p, &layer(p, 0, x)?))?;
-        units.unit("scale", &x, &mut |p, x| scaled(p, x))?.sqr()?.mean_all()
+        let x = units.unit("layer.0", &input(0, 3, 4), |p, x| scaled(p, &layer(p, 0, x)?))?;
+        units.unit("scale", &x, |p, x| scaled(p, x))?.sqr()?.mean_all()
     };
     let mut want = plain_gradients(&spec, |plain| loss(plain));
     want.remove("scale.weight");

@@ -7,7 +7,8 @@ use hsdp::{
     ShardedModel, StepOptions, Unit, World,
 };
 use hsdp_candle::{
-    DeclarationError, Error, Parameters, Pass, Plain, Recorded, Units, record, var_builder,
+    DeclarationError, Error, Parameters, Pass, Plain, Recorded, Units, UnitsExt, record,
+    var_builder,
 };
 
 use crate::common::{self, input, layer_unit, layers, sharded, sharded_with, step};
@@ -33,16 +34,15 @@ fn tokens(step: usize, rank: usize) -> Result<(Tensor, Tensor)> {
 
 /// The model's own layers, unit by unit.
 fn logits(units: &dyn Units, tokens: &Tensor) -> Result<Tensor> {
-    let mut x = units.unit("model.embed_tokens", tokens, &mut |p, tokens| {
+    let mut x = units.unit("model.embed_tokens", tokens, |p, tokens| {
         embed_tokens(&var_builder(p), &TINY)?.forward(tokens)
     })?;
     for layer in 0..TINY.layers {
         let name = format!("model.layers.{layer}");
-        x = units.unit(&name, &x, &mut |p, x| {
-            Block::load(var_builder(p).pp(&name), &TINY)?.forward(x)
-        })?;
+        x = units
+            .unit(&name, &x, |p, x| Block::load(var_builder(p).pp(&name), &TINY)?.forward(x))?;
     }
-    units.unit("root", &x, &mut |p, x| Head::load(&var_builder(p), &TINY)?.forward(x))
+    units.unit("root", &x, |p, x| Head::load(&var_builder(p), &TINY)?.forward(x))
 }
 
 fn train_sharded(world: World) -> std::result::Result<Vec<f64>, Error> {
@@ -126,7 +126,7 @@ fn refused(forward: impl Fn(VarBuilder<'_>) -> Result<Tensor>) -> Error {
     let mut model = sharded_with(World::single(), layers(1, 4), options);
     let failed = step(&mut model, |pass| {
         let input = input(0, 2, 4).to_dtype(DType::BF16)?;
-        Units::unit(pass, "layer.0", &input, &mut |p, _| forward(var_builder(p)))
+        pass.unit("layer.0", &input, |p, _| forward(var_builder(p)))
     });
     failed.expect_err("it is refused")
 }

@@ -1,14 +1,12 @@
 //! Variables of the program that a loss depends on: their gradients are given to it, or refused.
 
-use std::sync::Arc;
-
 use candle_core::{DType, Device, Result, Tensor, Var};
 use hsdp::dist::{OnBoth, Partial, Sum};
 use hsdp::{
     DType as HsdpDType, LossScaling, Mesh, ModelOptions, Precision, ShardedModel, StepOptions,
 };
 use hsdp_candle::distributed::{Dist, Tape};
-use hsdp_candle::{Error, LostGradients, Pass, Plain, Units, VariableGradient};
+use hsdp_candle::{Error, LostGradients, Pass, Plain, Units, UnitsExt, VariableGradient};
 
 use crate::common::{
     self, input, layer, layers, loss_of_layers, sharded, sharded_with, step, values,
@@ -36,19 +34,15 @@ const PLACES: [Place; 4] = [Place::InUnit, Place::AfterUnits, Place::Input, Plac
 /// Two layers, and a scale of the program's own.
 fn scaled(units: &dyn Units, place: Place, scale: &Tensor, x: &Tensor) -> Result<Tensor> {
     let x = if place == Place::Input { x.broadcast_mul(scale)? } else { x.clone() };
-    let x = units.unit("layer.0", &x, &mut |p, x| match place {
+    let x = units.unit("layer.0", &x, |p, x| match place {
         Place::InUnit => layer(p, 0, x)?.broadcast_mul(scale),
         _ => layer(p, 0, x),
     })?;
     let captured = scale.clone();
-    let x = units.recomputed(
-        "layer.1",
-        &x,
-        Arc::new(move |p, x| match place {
-            Place::InRecomputed => layer(p, 1, x)?.broadcast_mul(&captured),
-            _ => layer(p, 1, x),
-        }),
-    )?;
+    let x = units.recomputed("layer.1", &x, move |p, x| match place {
+        Place::InRecomputed => layer(p, 1, x)?.broadcast_mul(&captured),
+        _ => layer(p, 1, x),
+    })?;
     let loss = x.sqr()?.mean_all()?;
     match place {
         Place::AfterUnits => loss.broadcast_mul(&scale.squeeze(0)?),

@@ -16,7 +16,7 @@ fn make_newer(fixture: &Fixture, step: u64) {
 fn assert_newer(fixture: &Fixture, step: u64, error: &Error) {
     let path = fixture.manifest(step);
     let expected = format!(
-        "{}: this checkpoint was written by a newer version: format 9, this program reads up to 4",
+        "{}: this checkpoint was written by a newer version: format 9, this program reads up to 5",
         path.display()
     );
     assert_eq!(error.to_string(), expected);
@@ -187,6 +187,58 @@ fn settings_that_cannot_be_are_damage() {
         let fixture = Fixture::saved(&[1]);
         let mut lease = fixture.store().lease("test").expect("free");
         save_stated(&mut lease, 2);
+        fixture.rewrite(2, change);
+        let told = fixture.store().open(2).expect_err("it cannot be");
+        assert!(told.is_damage() && told.to_string().contains(problem), "{told}");
+    }
+}
+
+/// Saves a step of a model with two buffers.
+fn save_with_buffers(lease: &mut Lease, step: u64) {
+    let draft = lease.begin(step).expect("new");
+    let slice = |tensor| Slice { tensor, shape: &[2], offset: 0, values: (&[1.0, 2.0][..]).into() };
+    let whole = ["w", "mean", "var"].map(slice);
+    draft.place().write(Writer { index: 0, of: 1 }, &whole).expect("written");
+    let head = Head::of_step(step);
+    let training = TrainingHead { applied_steps: Some(step), ..head.training };
+    let buffers = ["mean", "var"].map(str::to_owned).into();
+    draft.commit(Head { training, buffers, ..head }, 1).expect("whole");
+}
+
+#[test]
+fn only_a_checkpoint_with_buffers_has_format_5() {
+    let fixture = Fixture::saved(&[1]);
+    let mut lease = fixture.store().lease("test").expect("free");
+    let text = |step| std::fs::read_to_string(fixture.manifest(step)).expect("read");
+    assert!(!text(1).contains("buffers"));
+    save_stated(&mut lease, 2);
+    save_with_buffers(&mut lease, 3);
+    assert!(!text(2).contains("buffers"));
+    assert!(text(2).contains("\"format\":4,") && text(3).contains("\"format\":5,"));
+    let manifest = |step| fixture.store().open(step).expect("read").manifest().clone();
+    assert!(manifest(2).buffers.is_empty());
+    assert_eq!(manifest(3).buffers, ["mean", "var"].map(str::to_owned).into());
+    // It may have settings besides.
+    fixture
+        .rewrite(3, |value| value.replace("\"buffers\"", "\"settings\":{\"a\":\"b\"},\"buffers\""));
+    assert_eq!((manifest(3).settings.len(), manifest(3).buffers.len()), (1, 2));
+}
+
+#[test]
+fn buffers_that_cannot_be_are_damage() {
+    let with = |from: &'static str, to: &'static str| move |value: &str| value.replace(from, to);
+    let all = "\"buffers\":[\"mean\",\"var\"],";
+    for (change, problem) in [
+        (with("\"format\":5", "\"format\":3"), "its format is 3, and only format 5 has buffers"),
+        (with(all, ""), "its format is 5, and buffers are missing"),
+        (with(all, "\"buffers\":[],"), "its format is 5, and buffers are missing"),
+        (with(",\"applied_steps\":2", ""), "its format is 5, and applied_steps is missing"),
+        (with("[\"mean\",\"var\"]", "[\"mean\",\"mean\"]"), "`mean` is there twice at line 1"),
+        (with("[\"mean\",\"var\"]", "[\"lost\"]"), "buffer `lost` is no tensor of the model"),
+    ] {
+        let fixture = Fixture::saved(&[1]);
+        let mut lease = fixture.store().lease("test").expect("free");
+        save_with_buffers(&mut lease, 2);
         fixture.rewrite(2, change);
         let told = fixture.store().open(2).expect_err("it cannot be");
         assert!(told.is_damage() && told.to_string().contains(problem), "{told}");

@@ -83,6 +83,8 @@ fn of_heads(first: &Generation, second: &Generation) -> Vec<String> {
     compare("frozen parameters", a.frozen_digest != b.frozen_digest, frozen);
     let settings = [&a.settings, &b.settings].map(|settings| format!("{settings:?}"));
     compare("settings", a.settings != b.settings, settings);
+    let buffers = [&a.buffers, &b.buffers].map(|buffers| format!("{buffers:?}"));
+    compare("buffers", a.buffers != b.buffers, buffers);
     compare("optimizer", a.optimizer != b.optimizer, optimizer);
     lines
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
-use hsdp_checkpoint::{Error as Unread, Generation, Manifest, STATE, Store};
+use hsdp_checkpoint::{Error as Unread, Generation, Manifest, STATE, Store, TensorEntry};
 use hsdp_train::stderr::in_one_line;
 use hsdp_train::{print, print_json};
 use serde_json::{Value, json};
@@ -78,7 +78,7 @@ fn state(unread: &Unread) -> &'static str {
 fn table(rows: &[ListedCheckpoint]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED);
-    table.set_header(["step", "mesh", "files", "parameters", "bytes", "optimizer"]);
+    table.set_header(["step", "mesh", "files", "parameters", "buffers", "bytes", "optimizer"]);
     for ListedCheckpoint { step, opened } in rows {
         table.add_row(match opened {
             Ok(generation) => {
@@ -89,6 +89,7 @@ fn table(rows: &[ListedCheckpoint]) -> Table {
                     format!("{}x{}", mesh.replicate, mesh.shard),
                     manifest.files.len().to_string(),
                     parameters(manifest).to_string(),
+                    buffers(manifest).to_string(),
                     bytes(manifest).to_string(),
                     optimizer(manifest).unwrap_or("none").escape_debug().to_string(),
                 ]
@@ -96,7 +97,7 @@ fn table(rows: &[ListedCheckpoint]) -> Table {
             Err(unread) => vec![step.to_string(), state(unread).to_owned()],
         });
     }
-    for column in table.column_iter_mut().filter(|column| [0, 2, 3, 4].contains(&column.index)) {
+    for column in table.column_iter_mut().filter(|column| [0, 2, 3, 4, 5].contains(&column.index)) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table
@@ -117,7 +118,8 @@ fn in_json(row: &ListedCheckpoint) -> Value {
             let manifest = generation.manifest();
             let mesh = [manifest.mesh.replicate, manifest.mesh.shard];
             json!({
-                "step": step, "mesh": mesh, "files": manifest.files.len(), "parameters": parameters(manifest),
+                "step": step, "mesh": mesh, "files": manifest.files.len(),
+                "parameters": parameters(manifest), "buffers": buffers(manifest),
                 "bytes": bytes(manifest), "optimizer": optimizer(manifest), "user": manifest.user,
             })
         }
@@ -127,8 +129,15 @@ fn in_json(row: &ListedCheckpoint) -> Value {
 
 /// Returns the number of elements of all parameters.
 fn parameters(manifest: &Manifest) -> u64 {
-    let tensors = manifest.tensors.iter().filter(|(name, _)| !name.starts_with(STATE));
+    let is_parameter = |name: &str| !name.starts_with(STATE) && !manifest.buffers.contains(name);
+    let tensors = manifest.tensors.iter().filter(|(name, _)| is_parameter(name));
     tensors.filter_map(|(_, tensor)| tensor.numel()).sum()
+}
+
+/// Returns the number of elements of all buffers.
+fn buffers(manifest: &Manifest) -> u64 {
+    let tensors = manifest.buffers.iter().filter_map(|name| manifest.tensors.get(name));
+    tensors.filter_map(TensorEntry::numel).sum()
 }
 
 fn bytes(manifest: &Manifest) -> u64 {

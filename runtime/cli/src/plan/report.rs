@@ -215,13 +215,13 @@ impl MemoryPlace {
     }
 
     /// Returns the categories in the order in which they are allocated, `full` once for each phase,
-    /// and `update` if it takes memory.
+    /// and `update` and `buffers` if they take memory.
     pub(super) fn categories(&self) -> impl Iterator<Item = HeldCategory> + use<> {
         const ALWAYS: &str = "always";
         const FROM_BACKWARD: &str = "first backward to update";
         let [forward, backward] = self.full;
         let peaks = &self.peaks;
-        let update = peaks.update;
+        let [update, buffers] = [peaks.update, peaks.buffers];
         let all = [
             ("shard", peaks.shard, ALWAYS),
             ("gather_input", peaks.gather_input, ALWAYS),
@@ -231,9 +231,14 @@ impl MemoryPlace {
             ("grad_full", peaks.grad_full, FROM_BACKWARD),
             ("partial", peaks.partial, FROM_BACKWARD),
             ("update", update, "update"),
+            ("buffers", buffers, ALWAYS),
         ]
         .map(|(name, bytes, when)| HeldCategory { name, bytes, when });
-        all.into_iter().filter(move |it| it.name != "update" || update > ByteCount::ZERO)
+        all.into_iter().filter(move |it| match it.name {
+            "update" => update > ByteCount::ZERO,
+            "buffers" => buffers > ByteCount::ZERO,
+            _ => true,
+        })
     }
 }
 

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use crate::program::{Said, hsdp};
-use hsdp_checkpoint::{Disk, Elements, Folder, Hash, Head, Slice, Store, Writer, state_tensor};
+use hsdp_checkpoint::{
+    Disk, Elements, Folder, Hash, Head, Slice, Store, TrainingHead, Writer, state_tensor,
+};
 use tempfile::TempDir;
 
 /// A folder with checkpoints of some steps, each of two files.
@@ -105,7 +107,7 @@ fn the_checkpoint_of_a_newer_version_is_no_broken_one_and_no_older_one_takes_its
     let path = place.path("run/step-00000020/manifest.json");
     rewrite(&path, |value| value.replace("\"format\":1", "\"format\":9"));
     let newer = format!(
-        "{}: this checkpoint was written by a newer version: format 9, this program reads up to 4\n",
+        "{}: this checkpoint was written by a newer version: format 9, this program reads up to 5\n",
         path.display()
     );
     let (code, text, _) = place.checkpoint(&["ls", "/run"]);
@@ -234,6 +236,53 @@ fn settings_are_kept_by_reshard_and_compared_by_diff() {
     rewrite(&manifest, |text| text.replace("\"heads\":\"4\"", "\"heads\":\"8\""));
     let (code, text, _) = place.checkpoint(&["diff", "/run", "/out"]);
     let expected = "settings: {\"heads\": \"8\"} in the first, {\"heads\": \"4\"} in the second\n";
+    assert_eq!((code, &*text), (Some(1), expected));
+}
+
+/// Saves a step of a model with a buffer.
+fn save_with_buffer(place: &Place) {
+    let store = Store::new(&place.path("run"), Arc::new(Disk));
+    let mut lease = store.lease("test").expect("free");
+    let draft = lease.begin(30).expect("new");
+    let average = state_tensor("ema", "mean");
+    let slice =
+        |(tensor, shape, values)| Slice { tensor, shape, offset: 0, values: Elements::F32(values) };
+    let slices: [(&str, &[u64], &[f32]); 3] =
+        [("w", &[3], &[1.0; 3]), ("mean", &[2], &[2.0; 2]), (&average, &[2], &[4.0; 2])];
+    draft.place().write(Writer { index: 0, of: 1 }, &slices.map(slice)).expect("written");
+    let head = Head::of_step(30);
+    let training = TrainingHead { applied_steps: Some(30), ..head.training };
+    let buffers = ["mean".to_owned()].into();
+    draft.commit(Head { training, buffers, ..head }, 1).expect("whole");
+}
+
+#[test]
+fn buffers_are_listed_kept_exported_and_compared() {
+    let place = Place::new(&[10]);
+    save_with_buffer(&place);
+    let (_, text, _) = place.checkpoint(&["ls", "/run", "--json"]);
+    let list: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    for (at, [parameters, buffers]) in [[12, 0], [3, 2]].into_iter().enumerate() {
+        assert_eq!(list[at]["parameters"], parameters);
+        assert_eq!(list[at]["buffers"], buffers);
+    }
+    let (_, text, _) = place.checkpoint(&["ls", "/run"]);
+    let words: Vec<&str> = text.lines().filter(|it| it.contains(" 30 ")).collect();
+    let words: Vec<&str> = words[0].split(['│', '┆']).map(str::trim).collect();
+    assert_eq!(&words[1..6], ["30", "1x1", "1", "3", "2"], "{text}");
+    assert_eq!(place.checkpoint(&["reshard", "/run", "/out", "--files", "2"]).0, Some(0));
+    assert_eq!(place.checkpoint(&["diff", "/run", "/out"]).0, Some(0));
+    assert_eq!(place.checkpoint(&["export", "/run", "/model", "--average"]).0, Some(0));
+    let exported = Folder::open(Arc::new(Disk), &place.path("model")).expect("a folder");
+    let tensors: Vec<&str> = exported.tensors().map(|(name, _)| name).collect();
+    assert_eq!(tensors, ["mean", "w"]);
+    assert_eq!(exported.read_whole("mean", &[2]).expect("it is there"), [4.0; 2]);
+    rewrite(&place.path("out/step-00000030/manifest.json"), |text| {
+        let text = text.replace("\"format\":5", "\"format\":3");
+        text.replace("\"buffers\":[\"mean\"],", "")
+    });
+    let (code, text, _) = place.checkpoint(&["diff", "/run", "/out"]);
+    let expected = "buffers: {\"mean\"} in the first, {} in the second\n";
     assert_eq!((code, &*text), (Some(1), expected));
 }
 

@@ -12,7 +12,7 @@ use super::layers::{self, Lora, Rotary};
 use crate::nn::{self, CrossEntropy};
 use hsdp_candle::Error;
 use hsdp_candle::var_builder;
-use hsdp_candle::{Parameters, Units};
+use hsdp_candle::{Parameters, Units, UnitsExt};
 use hsdp_candle::{Recorded, record};
 
 const EMBED: &str = "model.embed_tokens";
@@ -26,7 +26,7 @@ pub enum Recomputation {
     #[default]
     Off,
     /// The forward of a block keeps its output alone, and the backward runs each block again
-    /// ([`Units::recomputed`]). Losses and gradients have the same bits.
+    /// ([`UnitsExt::recomputed`]). Losses and gradients have the same bits.
     Blocks,
 }
 
@@ -144,7 +144,7 @@ impl Decoder {
 
     /// Computes the logits `[sequences, length, vocabulary]` of the token after each of `tokens`
     /// (u32, `[sequences, length]`). Collective if `units` is a [`Pass`](hsdp_candle::Pass), as
-    /// [`Units::unit`] is.
+    /// [`UnitsExt::unit`] is.
     ///
     /// # Errors
     /// If `length` is above `max_position_embeddings`, a token is not below `vocab_size`, or a unit
@@ -153,14 +153,14 @@ impl Decoder {
         let config = &self.config;
         let (_, length) = tokens.dims2()?;
         let rotary = Rotary::new(config, length, tokens.device())?;
-        let mut x = units.unit(EMBED, tokens, &mut |p, tokens| {
+        let mut x = units.unit(EMBED, tokens, |p, tokens| {
             Embedding::load(&var_builder(p), config)?.forward(tokens)
         })?;
         for layer in 0..config.num_hidden_layers {
             x = self.block(units, layer, &x, &rotary)?;
         }
         let logits =
-            units.unit(ROOT, &x, &mut |p, x| LmHead::load(&var_builder(p), config)?.forward(x))?;
+            units.unit(ROOT, &x, |p, x| LmHead::load(&var_builder(p), config)?.forward(x))?;
         units.output(&logits)
     }
 
@@ -179,8 +179,8 @@ impl Decoder {
             Block::load(&var_builder(p).pp(&path), index, &config)?.forward(x, &rotary)
         };
         match self.recomputation {
-            Recomputation::Off => units.unit(&name, x, &mut |p, x| forward(p, x)),
-            Recomputation::Blocks => units.recomputed(&name, x, Arc::new(forward)),
+            Recomputation::Off => units.unit(&name, x, forward),
+            Recomputation::Blocks => units.recomputed(&name, x, forward),
         }
     }
 

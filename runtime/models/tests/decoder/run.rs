@@ -51,7 +51,7 @@ impl Optimizers {
             Recipe::AdamW => adamw.step(model, gradients)?,
             Recipe::Muon => model.update_by(
                 gradients,
-                [(muon, is_in_layer), (adamw, |param| !is_in_layer(param))],
+                [(muon, &is_in_layer), (adamw, &|param| !is_in_layer(param))],
             )?,
         };
         Ok(())

@@ -5,7 +5,7 @@ use candle_nn::{Activation, loss::cross_entropy};
 use candle_transformers::models::qwen2;
 use hsdp::{Error as RuntimeError, GradientError, Optimizer, RankFailure};
 use hsdp::{Mesh, ModelOptions, Sgd, SgdOptions, ShardedModel, StepOptions, World, WorldOptions};
-use hsdp_candle::{Error, Pass, Recorded, record, var_builder};
+use hsdp_candle::{Error, Pass, Recorded, UnitsExt, record, var_builder};
 
 const LAYERS: usize = 2;
 

@@ -2,7 +2,7 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use hsdp::{Mesh, ModelOptions, ModelSpec, Param, ShardedModel, StepOptions, Unit, World};
-use hsdp_candle::{Error, Pass};
+use hsdp_candle::{Error, Pass, UnitsExt};
 use hsdp_models::nn::{self, Mask, Scores};
 
 #[test]

@@ -199,6 +199,7 @@ fn peaks(
         Category::Partial,
         Category::Optimizer,
         Category::Update,
+        Category::Buffers,
     ];
     let peak = |(category, (name, planned)): (Category, (&str, ByteCount))| {
         (name.to_owned(), PlannedAndMeasured { planned, measured: usage(rank, category).peak })

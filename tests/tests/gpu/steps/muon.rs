@@ -69,7 +69,7 @@ impl Training {
             let gradients = springs::gradients(model, 1)?;
             model.update_by(
                 gradients,
-                [(&mut *muon, is_matrix), (&mut *adamw, |param| !is_matrix(param))],
+                [(&mut *muon, &is_matrix), (&mut *adamw, &|param| !is_matrix(param))],
             )?;
         }
         Ok(())

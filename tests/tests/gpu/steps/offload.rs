@@ -42,7 +42,7 @@ fn what_is_offloaded_trains_to_the_bits_of_the_host() {
 type Held = [[ByteCount; 6]; 2];
 
 fn in_order(plan: MemoryPlan) -> [ByteCount; 6] {
-    let MemoryPlan { shard, gather_input, full, grad_full, partial, optimizer, update: _ } = plan;
+    let MemoryPlan { shard, gather_input, full, grad_full, partial, optimizer, .. } = plan;
     [shard, gather_input, full, grad_full, partial, optimizer]
 }
 

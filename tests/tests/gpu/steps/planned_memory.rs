@@ -13,7 +13,7 @@ use super::training::{Trainer, Training, spec};
 use super::{DEVICE, placed};
 
 /// The peaks of two steps, and what was planned, by category and rank.
-fn peaks(spec: &ModelSpec, options: &ModelOptions) -> Vec<([ByteCount; 9], [ByteCount; 9])> {
+fn peaks(spec: &ModelSpec, options: &ModelOptions) -> Vec<([ByteCount; 10], [ByteCount; 10])> {
     memory::reset_peaks();
     let begin = StepOptions::default();
     on_ranks(options.mesh.world_size(), |world| {
@@ -28,10 +28,11 @@ fn peaks(spec: &ModelSpec, options: &ModelOptions) -> Vec<([ByteCount; 9], [Byte
     })
 }
 
-fn in_order(plan: &MemoryPlan) -> [ByteCount; 9] {
-    let MemoryPlan { shard, gather_input, full, grad_full, partial, optimizer, update } = *plan;
+fn in_order(plan: &MemoryPlan) -> [ByteCount; 10] {
+    let MemoryPlan { shard, gather_input, full, grad_full, partial, optimizer, update, buffers } =
+        *plan;
     let [snapshot, load] = [ByteCount::ZERO; 2];
-    [shard, gather_input, full, grad_full, partial, optimizer, update, snapshot, load]
+    [shard, gather_input, full, grad_full, partial, optimizer, update, buffers, snapshot, load]
 }
 
 #[test]

@@ -83,11 +83,12 @@ fn an_update_that_the_device_refuses_says_why() {
 }
 
 /// Steps against the gradient, clipped, of what is trained and has one.
-fn descend(run: DeviceRun<'_>, rate: f64) -> Result<(), CudaError> {
-    let DeviceRun { stream, update, pieces, clip, .. } = run;
+fn descend(mut run: DeviceRun<'_>, rate: f64) -> Result<(), CudaError> {
+    let stream = run.stream;
     let piece = |piece: &hsdp::Piece| PieceOfStep { range: piece.shard_range(), state: 0, step: 1 };
-    let pieces: Vec<PieceOfStep> = pieces.iter().map(piece).collect();
+    let pieces: Vec<PieceOfStep> = run.pieces.iter().map(piece).collect();
     let kind = MomentumKind::Classic;
+    let (update, clip) = run.update();
     let step = SgdStep { learning_rate: rate, momentum: 0.0, kind, weight_decay: 0.0, clip };
     stream.sgd(update, &pieces, &step, None)
 }

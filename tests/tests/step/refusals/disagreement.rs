@@ -168,3 +168,27 @@ fn ranks_whose_models_have_other_settings_are_named() {
                     rope_theta 10000";
     assert_eq!(error.to_string(), expected);
 }
+
+#[test]
+fn ranks_whose_buffers_have_another_shape_or_rule_are_named() {
+    let mean = || Param::new("mean", [4]);
+    let of_one = [
+        (Param::new("mean", [5]).buffer(), "buffer `mean` [5] in unit 3"),
+        (mean().averaged_buffer(), "buffer `mean` [4], averaged over the ranks in unit 3"),
+        (Param::new("var", [4]).buffer(), "buffer `var` [4] in unit 3"),
+        (mean().frozen(), "parameter `mean` [4], frozen in unit 3"),
+    ];
+    for (other, line) in of_one {
+        let error = common_error(outcomes(4, |world| {
+            let buffer = if world.rank().index() == 2 { other.clone() } else { mean().buffer() };
+            let norm = Unit::new("bn").param(Param::new("bn.weight", [4])).param(buffer);
+            let spec = three_units().unit(norm);
+            springs::model_of(world, &spec, &ModelOptions::on(mesh(2, 2)))
+        }));
+        let expected = format!(
+            "the model spec differs between ranks: rank 2 has {line}, rank 0 has buffer `mean` [4] \
+             in unit 3"
+        );
+        assert_eq!(error.to_string(), expected);
+    }
+}

@@ -369,8 +369,8 @@ fn optimizers_that_ranks_call_in_different_orders_are_named() {
         let gradients = springs::gradients(model, 1)?;
         let in_first = |param: &Param| param.name.starts_with("first");
         let in_second = |param: &Param| param.name.starts_with("second");
-        let of_first: Selected<'_> = (&mut first, in_first);
-        let of_second: Selected<'_> = (&mut second, in_second);
+        let of_first: Selected<'_> = (&mut first, &in_first);
+        let of_second: Selected<'_> = (&mut second, &in_second);
         let both = if crosses { [of_second, of_first] } else { [of_first, of_second] };
         model.update_by(gradients, both).map(drop)
     };
@@ -385,8 +385,8 @@ fn an_optimizer_without_parameters_is_not_taken_for_that_of_the_first_one() {
         let mut idle = make();
         let mut only = make();
         let gradients = springs::gradients(model, 1)?;
-        let of_none: Selected<'_> = (&mut idle, |_| false);
-        let of_all: Selected<'_> = (&mut only, |_| true);
+        let of_none: Selected<'_> = (&mut idle, &|_| false);
+        let of_all: Selected<'_> = (&mut only, &|_| true);
         let both = if crosses { [of_all, of_none] } else { [of_none, of_all] };
         model.update_by(gradients, both).map(drop)
     };

@@ -11,7 +11,7 @@ use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes
 /// An update of SGD, on a machine that flips one bit if `flips` says so.
 fn update(model: &mut ShardedModel, gradients: Gradients, mut flips: bool) -> Result<(), Error> {
     let updated = model.update(gradients, |run| {
-        for (parameter, gradient) in run.parameters.iter_mut().zip(run.gradient) {
+        for (parameter, gradient) in run.parameters.iter_mut().zip(run.gradient.iter()) {
             *parameter -= 1e-3 * gradient;
         }
         if run.unit.index() == 1 && std::mem::take(&mut flips) {

@@ -195,7 +195,7 @@ fn by_two(
 ) -> Result<(), Error> {
     let mut sgd = Sgd::new(model, SgdOptions::default());
     let mut adamw = AdamW::new(model, AdamWOptions::default());
-    model.update_by(gradients, [(&mut sgd, of_sgd), (&mut adamw, of_adamw)]).map(drop)
+    model.update_by(gradients, [(&mut sgd, &of_sgd), (&mut adamw, &of_adamw)]).map(drop)
 }
 
 /// The options of both optimizers are the same.

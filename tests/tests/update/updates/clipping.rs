@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 
 use hsdp::{
-    Adafactor, AdafactorOptions, AdamW, AdamWOptions, Error, Gradients, Lion, LionOptions, Mesh,
-    ModelOptions, Muon, MuonOptions, Norm, Optimizer, Param, Sgd, SgdOptions, ShardedModel,
-    StepOptions, Update, Whole, WholeParameters,
+    Adafactor, AdafactorOptions, AdamW, AdamWOptions, Error, Gradients, Grouped, Lion, LionOptions,
+    Mesh, ModelOptions, Muon, MuonOptions, Norm, Optimizer, Param, Rule, Run, RunState, Setting,
+    Sgd, SgdOptions, ShardedModel, StepOptions, Update, Whole, WholeParameters,
 };
 use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs::{self, Batch};
@@ -139,6 +139,49 @@ fn calls() -> Vec<Vec<Call>> {
     all
 }
 
+/// Steps down the gradient, and knows nothing of clipping.
+#[derive(Clone, Copy, Debug)]
+struct Descent {
+    rate: f64,
+}
+
+impl Rule for Descent {
+    const KIND: &'static str = "descent";
+
+    fn options(&mut self, see: &mut dyn FnMut(&'static str, Setting<'_>)) {
+        see("learning_rate", Setting::Rate(&mut self.rate));
+    }
+
+    fn update(&self, _: u64, run: Run<'_>, _: RunState<'_>) {
+        descend(run);
+    }
+}
+
+/// Steps down the gradient with a rate of 1.
+fn descend(run: Run<'_>) {
+    let elements = run.parameters.iter_mut().zip(run.gradient.iter());
+    elements.for_each(|(parameter, gradient)| *parameter -= gradient);
+}
+
+#[test]
+fn a_rule_and_a_closure_get_clipped_gradients() {
+    let mesh = mesh(2, 2);
+    let plain = clipped(mesh, &[], sgd, step).1;
+    for calls in calls().into_iter().chain([vec![Call::Clip(0.3)]]) {
+        let expected = clipped(mesh, &calls, sgd, step);
+        let rule = |model: &ShardedModel| Grouped::<Descent>::new(model, Descent { rate: 1.0 });
+        assert!(clipped(mesh, &calls, rule, step) == expected, "{calls:?}");
+        let by_closure =
+            |(): &mut (), model: &mut ShardedModel, it: Gradients| model.update(it, descend);
+        assert!(clipped(mesh, &calls, |_| (), by_closure) == expected, "{calls:?}");
+        let is_loose = |call: &Call| {
+            let (Call::Clip(limit) | Call::Norm(_, _, limit) | Call::Value(_, limit)) = call;
+            limit.is_infinite()
+        };
+        assert!((expected.1 == plain) == calls.iter().all(is_loose), "{calls:?}");
+    }
+}
+
 #[test]
 fn clipping_is_that_of_pytorch_on_every_mesh() {
     for mesh in meshes(MESHES) {
@@ -222,7 +265,7 @@ fn a_limit_without_effect_changes_no_bit() {
     };
     let both = |by: &mut (Muon, AdamW), model: &mut ShardedModel, it: Gradients| {
         let (muon, adamw) = by;
-        model.update_by(it, [(muon, |it| it.shape.len() == 2), (adamw, |it| it.shape.len() != 2)])
+        model.update_by(it, [(muon, &|it| it.shape.len() == 2), (adamw, &|it| it.shape.len() != 2)])
     };
     for mesh in meshes([(1, 1), (1, 2), (2, 2)]) {
         let plain = clipped(mesh, &[Call::Clip(0.5)], muon, both);

@@ -43,8 +43,9 @@ fn runs_cover_a_large_parameter_once_with_the_gradient_that_is_told() {
     let mut updated = [vec![0; 3], vec![0; LEN]];
     let update = model.update(gradients, |run| {
         let Run { piece, parameters, gradient, .. } = run;
-        assert!(gradient == &told[piece.shard_range()] && parameters.len() == piece.len);
-        assert!(gradient.iter().all(|element| *element == 8.0 / 3.0), "a mean, which was divided");
+        assert!(gradient.iter().eq(told[piece.shard_range()].iter().copied()));
+        assert!(gradient.iter().len() == piece.len && parameters.len() == piece.len);
+        assert!(gradient.iter().all(|element| element == 8.0 / 3.0), "a mean, which was divided");
         updated[piece.param][piece.param_range()].iter_mut().for_each(|times| *times += 1);
     });
     assert_eq!(update.expect("an update"), Update::Applied);
