@@ -614,3 +614,64 @@ pub(crate) fn check_size(context: &Context, param: &Param, full: &[f32]) -> Resu
         want: param.numel(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU64;
+
+    use hsdp_comm::{WorldOptions, launch};
+    use hsdp_sharding::{Mesh, Unit};
+
+    use super::*;
+    use crate::{LossSum, Unused};
+
+    /// Makes a step, flips a bit of a buffer on a rank of four, and begins the next step. Returns
+    /// its error on each rank.
+    fn flipped(name: &str, on: usize) -> Vec<Option<String>> {
+        let norm = Unit::new("bn")
+            .param(Param::new("weight", [4]))
+            .param(Param::new("mean", [3]).buffer())
+            .param(Param::new("own", [2]).averaged_buffer());
+        let spec = ModelSpec::new().unit(norm);
+        let options = ModelOptions {
+            compare_replicas: NonZeroU64::new(1),
+            unused: Unused::Zeros,
+            ..ModelOptions::on(Mesh::new(2, 2).expect("a mesh"))
+        };
+        let run = |world: World| -> Result<Option<String>, Error> {
+            let initial = |param: &Param| vec![0.5; param.numel()];
+            let mut model = ShardedModel::new(world, spec.clone(), options.clone(), initial)?;
+            let mut step = model.begin_step(StepOptions::microbatches(1))?;
+            let mut pass = step.microbatch()?;
+            let _ = pass.loss(LossSum::new(1.0, 1))?;
+            pass.finish()?;
+            let gradients = step.finish()?;
+            model.update(gradients, |_| {})?;
+            if let Some(id) = spec.find_buffer(name).filter(|_| model.rank().index() == on) {
+                let mut values = model.buffer(name).expect("the model has it");
+                values[1] = f32::from_bits(values[1].to_bits() ^ 1);
+                model.engine.state().buffers.set(id, &values);
+            }
+            let next = model.begin_step(StepOptions::microbatches(1));
+            Ok(next.map(drop).err().map(|error| error.to_string()))
+        };
+        let ranks = launch(4, WorldOptions::default(), |world| Ok::<_, Error>(run(world)));
+        ranks.into_iter().map(|rank| rank.expect("no panic").expect("a first step")).collect()
+    }
+
+    #[test]
+    fn a_flipped_bit_of_a_buffer_is_found_by_the_next_comparison_and_named() {
+        for (name, on) in [("mean", 1), ("own", 2), ("mean", 3)] {
+            for told in flipped(name, on) {
+                let told = told.expect("it is found");
+                let begin = format!(
+                    "the content of a buffer differs between ranks: rank {on} has `{name}` with \
+                     digest 0x"
+                );
+                assert!(told.starts_with(&begin), "{told}");
+                assert!(told.contains(&format!("rank 0 has `{name}` with digest 0x")), "{told}");
+            }
+        }
+        assert_eq!(flipped("none", 0), vec![None; 4]);
+    }
+}

@@ -60,9 +60,10 @@ pub struct ModelOptions {
     pub uneven: Uneven,
     /// The policy for a forward that uses the units in another order than the declared one.
     pub order: UnitOrder,
-    /// The number of steps between comparisons of the bits of shards with those of the replicas;
-    /// `None` for no comparison. A comparison detects silent errors of memory or arithmetic. It
-    /// needs one small exchange and one pass over the shard.
+    /// The number of steps between comparisons of the bits of shards with those of the replicas, and
+    /// of buffers with those of all ranks; `None` for no comparison. A comparison detects silent
+    /// errors of memory or arithmetic. It needs one small exchange, and one pass over the shard and
+    /// the buffers.
     pub compare_replicas: Option<NonZeroU64>,
 }
 

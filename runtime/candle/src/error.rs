@@ -141,7 +141,7 @@ pub enum DeclarationError {
         /// The parameter.
         parameter: String,
     },
-    /// A constructor asks for state that a forward changes. hsdp does not keep such state.
+    /// A constructor asks for state that a forward changes. The layer would change a copy of it.
     #[error(
         "{names} are buffers, not parameters: a forward in training changes them, and not by \
          gradients, so hsdp would lose the changes; use a norm without running statistics \

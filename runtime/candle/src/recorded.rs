@@ -27,8 +27,8 @@ use crate::error::{DeclarationError, Error, listed};
 /// asks for one name with two shapes, and
 /// [`DeclarationError::NoShape`](crate::DeclarationError::NoShape);
 /// [`DeclarationError::Buffers`](crate::DeclarationError::Buffers) if it asks for the running
-/// statistics of a norm or a codebook, or for integers. These are no parameters, and hsdp does not
-/// keep their changes.
+/// statistics of a norm or a codebook, or for integers. These are no parameters, and candle's layers
+/// would change copies of them.
 pub fn record<M>(
     load: impl FnOnce(VarBuilder<'static>) -> CandleResult<M>,
 ) -> Result<Recorded, Error> {

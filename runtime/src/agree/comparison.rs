@@ -7,10 +7,11 @@ use std::mem;
 
 use hsdp_comm::{ModelLabel, ModelName, Stage};
 use hsdp_kernels::Wire;
-use hsdp_sharding::{Axis, Param, Rank};
+use hsdp_sharding::{Axis, BufferId, Param, Rank};
 
 use crate::error::Error;
 use crate::options::{description, digest};
+use crate::state::buffers::ModelBuffers;
 use crate::state::context::{Context, ErrorSite};
 use crate::state::control;
 use crate::state::shard::Shard;
@@ -40,6 +41,8 @@ const INITIAL: ComparedWord =
     ComparedWord { what: "the initial value of a shard", peers: holders_of_each_shard };
 const SHARD: ComparedWord =
     ComparedWord { what: "the content of a shard", peers: holders_of_each_shard };
+
+const BUFFER: ComparedWord = ComparedWord { what: "the content of a buffer", peers: all };
 
 fn all(context: &Context) -> Vec<Vec<Rank>> {
     vec![context.plan.mesh().ranks().collect()]
@@ -147,15 +150,40 @@ pub(crate) fn of_updates(
     compared.map_err(|error| in_detail(context, last, error))
 }
 
-/// Compares the bits of the shards with those of the replicas, before `step`. Collective over the
-/// world.
+/// Compares the bits of the shards with those of the replicas, and those of the buffers with those
+/// of all ranks, before `step`. Collective over the world.
 ///
 /// # Errors
-/// As [`of_models`].
-pub(crate) fn of_replicas(context: &Context, shards: &[Shard], step: u64) -> Result<(), Error> {
-    let mine = [of_shards(context.site("begin_step", step), shards)?];
+/// As [`of_models`]. The error of a buffer has its name.
+pub(crate) fn of_replicas(
+    context: &Context,
+    shards: &[Shard],
+    buffers: &ModelBuffers,
+    step: u64,
+) -> Result<(), Error> {
+    let of_shards = of_shards(context.site("begin_step", step), shards)?;
     let tag = context.tag(None, Stage::Setup, step, 0);
-    context.control.exchange(tag, mine, |said| compare(context, said, &[SHARD]))?
+    let lines: Vec<String> = buffers.committed().map(|it| of_buffer(context, it)).collect();
+    if lines.is_empty() {
+        let compare = |said: &[u64]| compare(context, said, &[SHARD]);
+        return context.control.exchange(tag, [of_shards], compare)?;
+    }
+    let mine = [of_shards, digest::of_lines(&lines)];
+    let compare = |said: &[u64]| compare(context, said, &[SHARD, BUFFER]);
+    let compared = context.control.exchange(tag, mine, compare)?;
+    compared.map_err(|error| match &error {
+        Error::Disagreement { what, rank, other, .. } if what == BUFFER.what => {
+            let detailed = by_lines(context, BUFFER.what.into(), &lines, [*rank, *other]);
+            detailed.unwrap_or_else(Some).unwrap_or(error)
+        }
+        _ => error,
+    })
+}
+
+/// Returns the line of a buffer that ranks compare.
+fn of_buffer(context: &Context, (id, values): (BufferId, &[f32])) -> String {
+    let digest = digest::of_rounded(values, Wire::F32);
+    format!("`{}` with digest {digest:#018x}", context.plan.spec()[id].name)
 }
 
 /// Returns the digest of the bits of the shards. A failure is told to the other ranks.

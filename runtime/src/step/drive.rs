@@ -324,7 +324,7 @@ impl EngineState {
             Exchange::Headers => self.exchange_headers(context),
             Exchange::Samples => self.compare_samples(context),
             Exchange::Replicas => {
-                comparison::of_replicas(context, &self.shards, self.next_step)?;
+                comparison::of_replicas(context, &self.shards, &self.buffers, self.next_step)?;
                 Ok(Conclusion::Agreed)
             }
             Exchange::Microbatch(input) => self.ask_for_data(context, Stage::Header, input),

@@ -12,7 +12,7 @@ pub enum Exchange {
     Headers,
     /// Digests of samples, if a header names some.
     Samples,
-    /// Digests of the shards of replicas.
+    /// Digests of the shards of replicas, and of the buffers if the model has any.
     Replicas,
     /// Whether the rank has another microbatch.
     Microbatch(Input),
@@ -93,7 +93,8 @@ impl Exchange {
     pub fn words(self, model: &ModelSpec) -> usize {
         match self {
             Self::Headers => Self::HEADER,
-            Self::Samples | Self::Replicas | Self::Weights => 1,
+            Self::Samples | Self::Weights => 1,
+            Self::Replicas => 1 + usize::from(model.buffers().next().is_some()),
             Self::Microbatch(_) | Self::Batch(_) => Self::MICROBATCH,
             Self::Unit { .. } => Self::UNIT,
             Self::Interim { .. } => Self::INTERIM,
