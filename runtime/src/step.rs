@@ -286,13 +286,15 @@ impl PassHandle {
     }
 
     /// Writes all elements of a [buffer](hsdp_sharding::Param::buffer), row-major. Later
-    /// microbatches of the step read them. They count when the step has finished on all ranks, and
-    /// its update is applied: a step that is dropped, fails, or is skipped leaves the buffers as they
-    /// were. Not collective: ranks compare digests, or take means, when the step finishes.
+    /// microbatches of the step read them. They count when [`Step::finish`] has returned gradients
+    /// to apply, whether an optimizer takes these or not: a step that is dropped, fails, or is
+    /// skipped leaves the buffers as they were. Not collective: ranks compare digests, or take
+    /// means, when the step finishes.
     ///
     /// # Errors
-    /// [`Error::Size`] for another number of elements; [`Error::Misuse`] in a batch of an
-    /// evaluation; [`Error::StalePass`] if the microbatch is over.
+    /// [`Error::Size`] for another number of elements; [`Error::Misuse`] after the loss, in a batch
+    /// of an evaluation, or if an earlier call of the step failed; [`Error::StalePass`] if the
+    /// microbatch is over.
     ///
     /// # Panics
     /// If the model has no such buffer.

@@ -162,6 +162,10 @@ impl Unit {
         }
         self.params.iter().try_for_each(Param::check)?;
         self.buffers.iter().try_for_each(Param::check_buffer)?;
+        if let Some(buffer) = self.params.iter().find(|param| param.buffer.is_some()) {
+            let problem = BufferProblem::AmongParameters;
+            return Err(Error::InvalidBuffer { buffer: buffer.name.clone(), problem });
+        }
         self.check_storage()
     }
 
@@ -204,11 +208,12 @@ impl Param {
         Err(Error::ZeroDim { param: self.name.clone(), shape: self.shape.clone(), dim })
     }
 
-    /// Checks a buffer, of which no layout exists.
+    /// Checks a buffer, which has no layout.
     fn check_buffer(&self) -> Result<(), Error> {
         self.check_dims()?;
         let is_cut = self.granularity != Granularity::Element || self.view.is_some();
         let problem = match self.role {
+            _ if self.buffer.is_none() => BufferProblem::WithoutRule,
             Role::Trainable => BufferProblem::Trainable,
             Role::Frozen if self.stored.is_some() => BufferProblem::Stored,
             Role::Frozen if is_cut => BufferProblem::Cut,

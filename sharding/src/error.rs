@@ -239,6 +239,11 @@ pub enum BufferProblem {
     Stored,
     /// It declares pieces or matrices: a buffer is whole on each rank.
     Cut,
+    /// It is one of the buffers of a unit, and was not made by
+    /// [`Param::buffer`](crate::Param::buffer).
+    WithoutRule,
+    /// It is one of the parameters of a unit: [`Unit::param`](crate::Unit::param) finds its place.
+    AmongParameters,
 }
 
 impl fmt::Display for BufferProblem {
@@ -247,6 +252,10 @@ impl fmt::Display for BufferProblem {
             Self::NameOfParameter => "a parameter has the same name",
             Self::Trainable => "it is marked as trainable, and no gradient reaches a buffer",
             Self::Stored => "it is to be stored in another dtype, and buffers are in f32",
+            Self::WithoutRule => {
+                "it is among the buffers of a unit, and was not made by `Param::buffer`"
+            }
+            Self::AmongParameters => "it is among the parameters of a unit",
             Self::Cut => "it is to be cut, or seen as matrices, and a buffer is whole on each rank",
         })
     }

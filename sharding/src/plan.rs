@@ -232,8 +232,8 @@ impl Plan {
     }
 
     /// The host memory of each category, in bytes, of a model that lies on a device: the offloaded
-    /// buffers, and the buffers for the update of one unit at a time. With [`Offload::None`] all
-    /// categories are 0 but `update`.
+    /// parts, those for the update of one unit at a time, and the model's buffers. With
+    /// [`Offload::None`] all categories are 0 but `update` and `buffers`.
     ///
     /// # Panics
     /// If a count exceeds `u64::MAX`.

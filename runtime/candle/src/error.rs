@@ -50,7 +50,7 @@ pub enum Error {
     /// An op read a parameter after it was freed.
     #[error(
         "candle's {op} read a parameter whose unit is resharded: a parameter can be read only \
-         inside `Pass::unit`, and a value computed from it must leave the unit as its output"
+         inside `unit`, and a value computed from it must leave the unit as its output"
     )]
     Resharded {
         /// candle's name of the op.
@@ -217,7 +217,7 @@ pub enum LostGradients {
     #[error(
         "the output of recomputed unit {unit} depends on {what}, beside its own parameters and its \
          input: their gradients would be lost, because the backward runs its forward again with \
-         these alone; run it with `Pass::unit`, make the tensor that it captures part of its input, \
+         these alone; run it with `unit`, give the tensor that it captures as a further input, \
          or detach that tensor"
     )]
     History {
@@ -230,7 +230,7 @@ pub enum LostGradients {
     #[error(
         "a tensor left recomputed unit {unit} beside its output, and {what} depends on it: its \
          gradients would be lost, because the backward runs the forward again for the gradient of \
-         its output alone; return the tensor as part of the output, run the unit with `Pass::unit`, \
+         its output alone; return the tensor as part of the output, run the unit with `unit`, \
          or detach the tensor"
     )]
     BesideOutput {

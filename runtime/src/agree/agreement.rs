@@ -83,8 +83,9 @@ impl Agreement {
     ///
     /// # Errors
     /// The first buffer that ranks have written differently.
-    pub(crate) fn buffers(&self) -> Result<BufferAgreement, BufferDifference> {
-        BufferAgreement::of(self.said.iter().map(|said| &said.buffers))
+    pub(crate) fn buffers(&self, spec: &ModelSpec) -> Result<BufferAgreement, BufferDifference> {
+        let heard: Vec<_> = self.said.iter().map(|said| &said.buffers).collect();
+        BufferAgreement::of(spec, &heard)
     }
 
     /// Returns the sum of the words of all ranks about their operations.
@@ -379,7 +380,12 @@ mod tests {
             sighting: (rank == 2).then_some(FOUND),
             operations: [7, rank as u64],
             presence,
-            buffers: BufferWords { writes: 3, digests: vec![rank as u64 / 4], averaged: vec![0.5] },
+            buffers: BufferWords {
+                microbatches: 3,
+                writes: vec![3, 2],
+                digests: vec![rank as u64 / 4],
+                averaged: vec![0.5],
+            },
         }
     }
 

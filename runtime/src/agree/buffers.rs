@@ -1,22 +1,31 @@
 //! The words of a statement about buffers, and the conclusion of all ranks from them: a pure
 //! function, so that all ranks come to the same one.
 //!
-//! A rank says in how many microbatches of the step it has written buffers, a digest of each buffer
-//! that ranks write equally, and the values of those that are averaged. The ranks with the most
-//! such microbatches are the sources. Where they differ, the step ends with an error. A rank with
-//! fewer of them, which had no data for some, takes the values of the first source.
+//! A rank's record has the number of microbatches that its program has run, the number of them in
+//! which it has written each buffer, a digest of each buffer that ranks write equally, and the
+//! values of those that are averaged. The first rank with the most microbatches is the source.
+//!
+//! A rank that has run as many microbatches as the source has written each buffer as often, and
+//! with the same digest if the rule is [`Equal`](BufferRule::Equal). A rank with fewer microbatches
+//! had no data for some: it may have written less, and then takes the values of the source.
+//! Everything else ends the step with an error. An averaged buffer becomes the mean over the ranks
+//! that have written it.
+
+use std::collections::BTreeSet;
 
 use hsdp_sharding::{BufferRule, ModelSpec, Param, Rank};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::state::buffers::ModelBuffers;
 
-/// The words of one rank.
-#[derive(Clone, Debug, PartialEq)]
+/// The words of one rank about buffers.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct BufferWords {
-    /// The number of microbatches of the step in which this rank has written buffers.
-    pub(crate) writes: u64,
-    /// A digest of each buffer that ranks write equally.
+    /// The number of microbatches that its program has run in the step.
+    pub(crate) microbatches: u64,
+    /// The number of these that have written each buffer, in declared order.
+    pub(crate) writes: Vec<u64>,
+    /// A digest of each buffer that ranks write equally, in declared order.
     pub(crate) digests: Vec<u64>,
     /// The values of the buffers that are averaged, one after the other.
     pub(crate) averaged: Vec<f32>,
@@ -25,21 +34,34 @@ pub(crate) struct BufferWords {
 /// The conclusion of all ranks.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct BufferAgreement {
-    /// The first rank with the most microbatches that have written; `None` if none has.
+    /// The rank whose values count; `None` if no rank has written a buffer.
     pub(crate) source: Option<Rank>,
     /// The ranks that lack values of the source.
-    pub(crate) lacking: Vec<Rank>,
-    /// The means of the averaged buffers over the ranks that have written, one after the other.
+    pub(crate) lacking: BTreeSet<Rank>,
+    /// The averaged buffers, one after the other.
     pub(crate) averaged: Vec<f32>,
 }
 
-/// A buffer that two ranks have written differently.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A buffer that is not equal on two ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BufferDifference {
-    /// The place of the buffer among those that ranks write equally.
+    /// The place of the buffer among all buffers of the model.
     pub(crate) buffer: usize,
-    /// The first rank that differs, and the rank with which it was compared, with their digests.
-    pub(crate) ranks: [(Rank, u64); 2],
+    /// The first rank that differs, and the source.
+    pub(crate) ranks: [Rank; 2],
+    /// The difference.
+    pub(crate) found: DifferenceFound,
+}
+
+/// The numbers in which two ranks differ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum DifferenceFound {
+    /// Digests of a buffer that both have written.
+    Written([u64; 2]),
+    /// Digests of a buffer that neither has written: it was not equal before the step.
+    Unwritten([u64; 2]),
+    /// Numbers of microbatches that have written it.
+    Writes([u64; 2]),
 }
 
 impl BufferWords {
@@ -47,7 +69,8 @@ impl BufferWords {
     pub(crate) fn of(buffers: &ModelBuffers) -> Self {
         let digest = |values: &[f32]| xxh3_64(bytemuck::cast_slice(values));
         Self {
-            writes: buffers.writes(),
+            microbatches: buffers.microbatches(),
+            writes: buffers.writes().collect(),
             digests: buffers.of_rule(BufferRule::Equal).map(digest).collect(),
             averaged: buffers.of_rule(BufferRule::Averaged).flatten().copied().collect(),
         }
@@ -55,10 +78,9 @@ impl BufferWords {
 
     /// Returns the words: none if the model has no buffer.
     pub(crate) fn encode(&self) -> impl Iterator<Item = u64> {
-        let has_buffers = !self.digests.is_empty() || !self.averaged.is_empty();
-        let pairs = self.averaged.chunks(2).map(pair);
-        let writes = has_buffers.then_some(self.writes);
-        writes.into_iter().chain(self.digests.iter().copied()).chain(pairs)
+        let microbatches = (!self.writes.is_empty()).then_some(self.microbatches);
+        let numbers = self.writes.iter().chain(&self.digests).copied();
+        microbatches.into_iter().chain(numbers).chain(self.averaged.chunks(2).map(pair))
     }
 
     /// Decodes the words of a rank.
@@ -66,15 +88,17 @@ impl BufferWords {
     /// # Panics
     /// If they are not those of a rank with this model.
     pub(crate) fn decode(words: &[u64], spec: &ModelSpec) -> Self {
-        let [writes, words @ ..] = words else {
-            return Self { writes: 0, digests: Vec::new(), averaged: Vec::new() };
-        };
-        let is_averaged = |buffer: &&Param| buffer.buffer == Some(BufferRule::Averaged);
-        let buffers = || spec.buffers().map(|(_, buffer)| buffer);
-        let (digests, pairs) = words.split_at(buffers().filter(|it| !is_averaged(it)).count());
+        let [microbatches, words @ ..] = words else { return Self::default() };
+        let (writes, words) = words.split_at(spec.buffers().count());
+        let (digests, pairs) = words.split_at(spec.buffers_of(BufferRule::Equal).count());
         let mut averaged: Vec<f32> = pairs.iter().copied().flat_map(unpair).collect();
-        averaged.truncate(buffers().filter(is_averaged).map(Param::numel).sum());
-        Self { writes: *writes, digests: digests.to_vec(), averaged }
+        averaged.truncate(spec.buffers_of(BufferRule::Averaged).map(Param::numel).sum());
+        Self {
+            microbatches: *microbatches,
+            writes: writes.to_vec(),
+            digests: digests.to_vec(),
+            averaged,
+        }
     }
 }
 
@@ -82,39 +106,74 @@ impl BufferAgreement {
     /// Concludes from the words of all ranks, in rank order.
     ///
     /// # Errors
-    /// The first buffer that two sources have written differently.
-    pub(crate) fn of<'a>(
-        said: impl Iterator<Item = &'a BufferWords> + Clone,
-    ) -> Result<Self, BufferDifference> {
-        let most = said.clone().map(|words| words.writes).max().unwrap_or(0);
-        let ranked = || (0..).map(Rank::new).zip(said.clone());
-        let mut sources = ranked().filter(|(_, words)| words.writes == most);
-        let Some((source, first)) = sources.next() else { return Ok(Self::default()) };
-        for (rank, words) in sources {
-            let mut digests = words.digests.iter().zip(&first.digests);
-            if let Some(buffer) = digests.position(|(got, want)| got != want) {
-                let ranks = [(rank, words.digests[buffer]), (source, first.digests[buffer])];
-                return Err(BufferDifference { buffer, ranks });
+    /// The first buffer that is not equal on a rank and the source.
+    pub(crate) fn of(spec: &ModelSpec, heard: &[&BufferWords]) -> Result<Self, BufferDifference> {
+        let most = heard.iter().map(|words| words.microbatches).max().unwrap_or(0);
+        let source = heard.iter().position(|words| words.microbatches == most).unwrap_or(0);
+        let mut agreed = Self::default();
+        let mut averaged = 0;
+        let mut digest = 0;
+        for (buffer, (_, declared)) in spec.buffers().enumerate() {
+            let is_averaged = declared.buffer == Some(BufferRule::Averaged);
+            for (rank, words) in heard.iter().enumerate() {
+                let counts = [words, heard[source]].map(|words| words.writes[buffer]);
+                let ranks = [rank, source].map(Rank::new);
+                let differs = |found| Err(BufferDifference { buffer, ranks, found });
+                let may_lack = words.microbatches < most;
+                if counts[0] != counts[1] && !(may_lack && counts[0] < counts[1]) {
+                    return differs(DifferenceFound::Writes(counts));
+                }
+                if is_averaged {
+                    continue;
+                }
+                let digests = [words, heard[source]].map(|words| words.digests[digest]);
+                match digests[0] == digests[1] {
+                    true => {}
+                    false if counts[0] < counts[1] => drop(agreed.lacking.insert(ranks[0])),
+                    false if counts[0] == 0 => return differs(DifferenceFound::Unwritten(digests)),
+                    false => return differs(DifferenceFound::Written(digests)),
+                }
+            }
+            if is_averaged {
+                let end = averaged + declared.numel();
+                agreed.average(heard, source, buffer, averaged..end);
+                averaged = end;
+            } else {
+                digest += 1;
             }
         }
-        if most == 0 {
-            return Ok(Self::default());
-        }
-        let lacks =
-            |(rank, words): (Rank, &BufferWords)| (words.digests != first.digests).then_some(rank);
-        let written = || said.clone().filter(|words| words.writes > 0);
-        let of_all = |at: usize| written().map(move |words| words.averaged[at]);
-        Ok(Self {
-            source: Some(source),
-            lacking: ranked().filter_map(lacks).collect(),
-            averaged: (0..first.averaged.len()).map(|at| mean(of_all(at))).collect(),
+        let is_written = heard.iter().any(|words| words.writes.iter().any(|writes| *writes > 0));
+        Ok(if is_written {
+            Self { source: Some(Rank::new(source)), ..agreed }
+        } else {
+            Self::default()
         })
+    }
+
+    /// Appends the mean of a buffer over the ranks that have written it, or the value of the source
+    /// if none has.
+    fn average(
+        &mut self,
+        heard: &[&BufferWords],
+        source: usize,
+        buffer: usize,
+        range: std::ops::Range<usize>,
+    ) {
+        let written = || heard.iter().filter(|words| words.writes[buffer] > 0);
+        if written().next().is_none() {
+            return self.averaged.extend(&heard[source].averaged[range]);
+        }
+        self.averaged.extend(range.map(|at| mean(written().map(move |words| words.averaged[at]))));
     }
 }
 
-/// Returns the mean of values, added up in f64.
+/// Returns the mean of values, added up in f64. Values that are all the same keep their bits.
 #[expect(clippy::cast_possible_truncation, reason = "the one rounding of a mean of f32")]
-fn mean(values: impl Iterator<Item = f32>) -> f32 {
+fn mean(values: impl Iterator<Item = f32> + Clone) -> f32 {
+    let first = values.clone().next().unwrap_or(0.0);
+    if values.clone().all(|value| value.to_bits() == first.to_bits()) {
+        return first;
+    }
     let add = |(sum, count): (f64, f64), value: f32| (sum + f64::from(value), count + 1.0);
     let (sum, count) = values.fold((0.0, 0.0), add);
     (sum / count) as f32
@@ -139,46 +198,101 @@ mod tests {
 
     use super::*;
 
-    fn words(writes: u64, digests: &[u64], averaged: &[f32]) -> BufferWords {
-        BufferWords { writes, digests: digests.to_vec(), averaged: averaged.to_vec() }
-    }
-
-    #[test]
-    fn words_survive_the_way() {
-        let spec = ModelSpec::new().unit(
+    /// Two buffers that are equal, with an averaged one between them.
+    fn spec() -> ModelSpec {
+        ModelSpec::new().unit(
             Unit::new("a")
                 .param(Param::new("mean", [4]).buffer())
                 .param(Param::new("own", [3]).averaged_buffer())
                 .param(Param::new("var", [4]).buffer()),
-        );
-        let said = words(2, &[7, u64::MAX], &[1.5, -0.0, f32::MIN_POSITIVE]);
-        let encoded: Vec<u64> = said.encode().collect();
+        )
+    }
+
+    fn words(microbatches: u64, writes: [u64; 3], digests: [u64; 2], own: f32) -> BufferWords {
+        let averaged = vec![own, -0.0, f32::MIN_POSITIVE];
+        BufferWords { microbatches, writes: writes.to_vec(), digests: digests.to_vec(), averaged }
+    }
+
+    fn agreed(heard: &[BufferWords]) -> Result<BufferAgreement, BufferDifference> {
+        BufferAgreement::of(&spec(), &heard.iter().collect::<Vec<_>>())
+    }
+
+    fn difference(
+        buffer: usize,
+        ranks: [usize; 2],
+        found: DifferenceFound,
+    ) -> Result<BufferAgreement, BufferDifference> {
+        Err(BufferDifference { buffer, ranks: ranks.map(Rank::new), found })
+    }
+
+    #[test]
+    fn words_survive_the_way() {
+        let spec = spec();
+        let own = words(3, [2, 1, 0], [7, u64::MAX], 1.5);
+        let encoded: Vec<u64> = own.encode().collect();
         assert_eq!(encoded.len(), Exchange::buffer_words(&spec));
-        assert_eq!(BufferWords::decode(&encoded, &spec), said);
-        let none = BufferWords { writes: 0, digests: Vec::new(), averaged: Vec::new() };
+        assert_eq!(BufferWords::decode(&encoded, &spec), own);
+        let none = BufferWords::default();
         assert_eq!(none.encode().count(), Exchange::buffer_words(&ModelSpec::new()));
         assert_eq!(BufferWords::decode(&[], &ModelSpec::new()), none);
     }
 
     #[test]
     fn ranks_without_data_take_the_values_of_the_others() {
-        let said = [words(1, &[5], &[3.0]), words(2, &[6], &[1.0]), words(0, &[5], &[100.0])];
-        let agreed = BufferAgreement::of(said.iter()).expect("there is one source");
-        let ranks = [0, 2].map(Rank::new).to_vec();
-        let source = Some(Rank::new(1));
-        assert_eq!(agreed, BufferAgreement { source, lacking: ranks, averaged: vec![2.0] });
+        let heard = [
+            words(1, [1, 1, 1], [5, 5], 3.0),
+            words(2, [2, 2, 2], [6, 6], 1.0),
+            words(0, [0, 0, 0], [5, 6], 100.0),
+        ];
+        let agreed = agreed(&heard).expect("rank 1 is the source");
+        assert_eq!(agreed.source, Some(Rank::new(1)));
+        assert_eq!(agreed.lacking, [0, 2].map(Rank::new).into());
+        let kept = [-0.0_f32, f32::MIN_POSITIVE].map(f32::to_bits);
+        let averaged: Vec<u32> = agreed.averaged.iter().map(|it| it.to_bits()).collect();
+        assert_eq!(averaged, [&[2.0_f32.to_bits()][..], &kept].concat());
     }
 
     #[test]
-    fn sources_that_differ_are_named() {
-        let said = [words(0, &[1, 1], &[]), words(1, &[2, 3], &[]), words(1, &[2, 4], &[])];
-        let ranks = [(Rank::new(2), 4), (Rank::new(1), 3)];
-        assert_eq!(BufferAgreement::of(said.iter()), Err(BufferDifference { buffer: 1, ranks }));
+    fn a_rank_with_as_much_data_has_written_as_often() {
+        let heard = [words(2, [2, 2, 2], [1, 1], 0.0), words(2, [2, 2, 1], [1, 1], 0.0)];
+        assert_eq!(agreed(&heard), difference(2, [1, 0], DifferenceFound::Writes([1, 2])));
+        // Also of an averaged buffer, and with more writes for less data.
+        let heard = [words(2, [2, 1, 2], [1, 1], 0.0), words(2, [2, 2, 2], [1, 1], 0.0)];
+        assert_eq!(agreed(&heard), difference(1, [1, 0], DifferenceFound::Writes([2, 1])));
+        let heard = [words(2, [1, 1, 1], [1, 1], 0.0), words(1, [2, 1, 1], [1, 1], 0.0)];
+        assert_eq!(agreed(&heard), difference(0, [1, 0], DifferenceFound::Writes([2, 1])));
+    }
+
+    #[test]
+    fn the_first_buffer_that_differs_is_named() {
+        let heard = [
+            words(0, [0, 0, 0], [1, 1], 0.0),
+            words(1, [1, 1, 1], [2, 3], 0.0),
+            words(1, [1, 1, 1], [2, 4], 0.0),
+        ];
+        assert_eq!(agreed(&heard), difference(2, [2, 1], DifferenceFound::Written([4, 3])));
+        let heard = [words(1, [0, 1, 1], [1, 1], 0.0), words(0, [0, 0, 0], [2, 1], 0.0)];
+        assert_eq!(agreed(&heard), difference(0, [1, 0], DifferenceFound::Unwritten([2, 1])));
+    }
+
+    #[test]
+    fn an_average_is_over_the_ranks_that_have_written_that_buffer() {
+        let heard = [words(2, [1, 2, 0], [1, 1], 4.0), words(1, [1, 0, 0], [1, 1], 100.0)];
+        assert_eq!(agreed(&heard).expect("equal").averaged[0].to_bits(), 4.0_f32.to_bits());
+        // No rank has written it: it stays.
+        let heard = [words(1, [1, 0, 0], [1, 1], 4.0), words(1, [1, 0, 0], [1, 1], 4.0)];
+        assert_eq!(agreed(&heard).expect("equal").averaged[0].to_bits(), 4.0_f32.to_bits());
     }
 
     #[test]
     fn a_step_that_writes_nothing_changes_nothing() {
-        let said = [words(0, &[1], &[3.0]), words(0, &[1], &[3.0])];
-        assert_eq!(BufferAgreement::of(said.iter()), Ok(BufferAgreement::default()));
+        let heard = [words(1, [0; 3], [1, 1], 3.0), words(1, [0; 3], [1, 1], 3.0)];
+        assert_eq!(agreed(&heard), Ok(BufferAgreement::default()));
+    }
+
+    #[test]
+    fn a_mean_of_numbers_that_are_none_is_none() {
+        assert!(mean([1.0, f32::NAN].into_iter()).is_nan());
+        assert_eq!(mean([1.0, 2.0, 6.0].into_iter()), 3.0);
     }
 }

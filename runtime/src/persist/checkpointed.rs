@@ -71,7 +71,7 @@ pub trait Checkpointed: Sized + Send + Sync {
     }
 
     /// Returns the values that it keeps of the model's [buffers](Param::buffer), such as averages:
-    /// the same on all ranks, and at any time. None by default.
+    /// the same on all ranks, and at any time. The default returns none.
     fn buffer_states(&self) -> Vec<BufferState> {
         Vec::new()
     }

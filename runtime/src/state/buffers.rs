@@ -19,17 +19,21 @@ pub(crate) struct ModelBuffers {
     written: Vec<f32>,
     /// The values that the last step left, while averages are in their place.
     own: Option<Vec<f32>>,
-    /// The microbatches of the present step that have written, and the last of them.
-    writes: u64,
-    last_writer: Option<usize>,
+    /// Whether the present step has written any.
+    is_written: bool,
+    /// The number of microbatches of the present step that the program of this rank has begun.
+    microbatches: u64,
 }
 
-/// The place of a buffer among the values of all.
+/// A buffer: its place among the values of all, and its writes in the present step.
 #[derive(Clone, Debug)]
 struct BufferPlace {
     id: BufferId,
     range: Range<usize>,
     rule: BufferRule,
+    /// The number of microbatches that have written it, and the last of them.
+    writes: u64,
+    last_writer: Option<usize>,
 }
 
 impl ModelBuffers {
@@ -44,11 +48,11 @@ impl ModelBuffers {
             let range = len..len + buffer.numel();
             len = range.end;
             let rule = buffer.buffer.unwrap_or(BufferRule::Equal);
-            places.push(BufferPlace { id, range, rule });
+            places.push(BufferPlace { id, range, rule, writes: 0, last_writer: None });
         }
         let committed = zeros_in(Category::Buffers, len)?;
         let written = zeros_in(Category::Buffers, len)?;
-        Ok(Self { places, committed, written, own: None, writes: 0, last_writer: None })
+        Ok(Self { places, committed, written, own: None, is_written: false, microbatches: 0 })
     }
 
     /// Returns a buffer as the present step has written it, or else as the last one left it.
@@ -101,23 +105,32 @@ impl ModelBuffers {
         self.committed[range].copy_from_slice(values);
     }
 
+    /// Notes that the program of this rank has begun a microbatch.
+    pub(crate) fn begin_microbatch(&mut self) {
+        self.microbatches += 1;
+    }
+
     /// Writes a buffer in a microbatch of the present step.
     ///
     /// # Panics
     /// If `values` has another number of elements.
     pub(crate) fn write(&mut self, id: BufferId, microbatch: usize, values: &[f32]) {
-        if self.last_writer != Some(microbatch) {
-            self.begin_to_write();
-            self.last_writer = Some(microbatch);
-            self.writes += 1;
-        }
-        let range = self.range(id);
-        self.written[range].copy_from_slice(values);
+        self.begin_to_write();
+        let at = self.place(id);
+        let place = &mut self.places[at];
+        place.writes += u64::from(place.last_writer != Some(microbatch));
+        place.last_writer = Some(microbatch);
+        self.written[place.range.clone()].copy_from_slice(values);
     }
 
-    /// Returns the number of microbatches of the present step that have written.
-    pub(crate) fn writes(&self) -> u64 {
-        self.writes
+    /// Returns the number of microbatches of the present step that the program has begun.
+    pub(crate) fn microbatches(&self) -> u64 {
+        self.microbatches
+    }
+
+    /// Returns the number of these that have written each buffer, in declared order.
+    pub(crate) fn writes(&self) -> impl Iterator<Item = u64> {
+        self.places.iter().map(|place| place.writes)
     }
 
     /// Returns the values of the buffers that have this rule, in declared order, as the present
@@ -134,7 +147,6 @@ impl ModelBuffers {
     /// If there are fewer values.
     pub(crate) fn replace(&mut self, rule: BufferRule, mut values: &[f32]) {
         self.begin_to_write();
-        self.writes = self.writes.max(1);
         for place in self.places.iter().filter(|place| place.rule == rule) {
             let own;
             (own, values) = values.split_at(place.range.len());
@@ -144,7 +156,7 @@ impl ModelBuffers {
 
     /// Ends a step that counts: its values are those of the next one.
     pub(crate) fn commit(&mut self) {
-        if self.writes > 0 {
+        if self.is_written {
             mem::swap(&mut self.committed, &mut self.written);
         }
         self.discard();
@@ -152,23 +164,32 @@ impl ModelBuffers {
 
     /// Ends a step that does not count.
     pub(crate) fn discard(&mut self) {
-        self.writes = 0;
-        self.last_writer = None;
+        self.is_written = false;
+        self.microbatches = 0;
+        for place in &mut self.places {
+            place.writes = 0;
+            place.last_writer = None;
+        }
     }
 
     fn begin_to_write(&mut self) {
-        if self.writes == 0 {
+        if !self.is_written {
             self.written.copy_from_slice(&self.committed);
+            self.is_written = true;
         }
     }
 
     fn now(&self) -> &[f32] {
-        if self.writes > 0 { &self.written } else { &self.committed }
+        if self.is_written { &self.written } else { &self.committed }
     }
 
     fn range(&self, id: BufferId) -> Range<usize> {
+        self.places[self.place(id)].range.clone()
+    }
+
+    fn place(&self, id: BufferId) -> usize {
         let at = self.places.binary_search_by_key(&id, |place| place.id);
-        self.places[at.expect("the model has this buffer")].range.clone()
+        at.expect("the model has this buffer")
     }
 }
 
@@ -202,10 +223,11 @@ mod tests {
         assert_eq!(buffers.value(id("a.mean")), [1.0, 2.0]);
         buffers.write(id("c.mean"), 0, &[5.0]);
         buffers.write(id("c.mean"), 1, &[6.0]);
-        assert_eq!(buffers.writes(), 2);
+        buffers.write(id("c.mean"), 1, &[6.0]);
+        assert!(buffers.writes().eq([0, 0, 2]), "a microbatch counts once");
         buffers.commit();
         assert_eq!(of(&buffers), [vec![1.0, 2.0], vec![0.0; 3], vec![6.0]]);
-        assert_eq!(buffers.writes(), 0);
+        assert!(buffers.writes().eq([0; 3]));
     }
 
     #[test]

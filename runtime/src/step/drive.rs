@@ -12,7 +12,7 @@ use hsdp_sharding::step::{
 use hsdp_sharding::{BufferRule, Param, ParamId, UnitId};
 
 use crate::agree::agreement::{Agreement, EvaluationEnd, EvaluationTotals, Interim, Statement};
-use crate::agree::buffers::{BufferAgreement, BufferDifference, BufferWords};
+use crate::agree::buffers::{BufferAgreement, BufferDifference, BufferWords, DifferenceFound};
 use crate::agree::comparison::{LastUpdate, Updated};
 use crate::agree::header::{Agreed, StepHeader};
 use crate::agree::{agreement, buffers, comparison, header, unit_use};
@@ -527,7 +527,7 @@ impl EngineState {
         let decode = |said: &[u64]| Agreement::decode(said, ranks, context.plan.spec());
         let agreement = context.control.exchange_in_step(tag, statement.words(), decode)?;
         context.check_operations(agreement.operations())?;
-        let buffers = agreement.buffers();
+        let buffers = agreement.buffers(context.plan.spec());
         step.agreed = Some(AgreedStep { grad_shards, agreement });
         self.agree_on_buffers(context, tag, buffers)?;
         Ok(Conclusion::Agreed)
@@ -541,18 +541,7 @@ impl EngineState {
         tag: Tag,
         agreed: Result<BufferAgreement, BufferDifference>,
     ) -> Result<(), Error> {
-        let agreed = agreed.map_err(|difference| {
-            let of_rule = |(_, buffer): &(_, &Param)| buffer.buffer == Some(BufferRule::Equal);
-            let mut buffers = context.plan.spec().buffers().filter(of_rule);
-            let (_, buffer) = buffers.nth(difference.buffer).expect("the ranks have said it");
-            let [(rank, got), (other, want)] = difference.ranks;
-            let what = format!(
-                "buffer {}, which the forward of step {} has written: write values that are equal                  on all ranks, or declare it as averaged_buffer: its digest",
-                buffer.name, tag.step
-            );
-            let [got, want] = [got, want].map(|digest| format!("{digest:#018x}"));
-            Error::Disagreement { what: what.into(), rank, got, other, want }
-        })?;
+        let agreed = agreed.map_err(|difference| buffers_differ(context, tag.step, difference))?;
         let Some(source) = agreed.source else { return Ok(()) };
         if !agreed.lacking.is_empty() {
             let own: Vec<f32> =
@@ -597,6 +586,37 @@ impl EngineState {
         self.evaluation_mut().totals = Some(totals);
         Ok(Conclusion::Agreed)
     }
+}
+
+/// Returns the error of a buffer that is not equal on all ranks.
+fn buffers_differ(context: &Context, step: u64, difference: BufferDifference) -> Error {
+    let BufferDifference { buffer, ranks: [rank, other], found } = difference;
+    let declared = context.plan.spec().buffers().nth(buffer);
+    let (_, Param { name, .. }) = declared.expect("ranks have one model");
+    let (what, numbers) = match found {
+        DifferenceFound::Written(digests) => {
+            let what = format!(
+                "buffer {name}, which the forward of step {step} has written: write values that \
+                 are equal on all ranks, or declare it as averaged_buffer: its digest"
+            );
+            (what, digests.map(|digest| format!("{digest:#018x}")))
+        }
+        DifferenceFound::Unwritten(digests) => {
+            let what = format!(
+                "buffer {name}, which the forward of step {step} has not written, so it has \
+                 changed outside of it: its digest"
+            );
+            (what, digests.map(|digest| format!("{digest:#018x}")))
+        }
+        DifferenceFound::Writes(counts) => {
+            let what = format!(
+                "the number of microbatches of step {step} that have written buffer {name}"
+            );
+            (what, counts.map(|count| count.to_string()))
+        }
+    };
+    let [got, want] = numbers;
+    Error::Disagreement { what: what.into(), rank, got, other, want }
 }
 
 /// Returns the first element that is not finite though this rank's partials were, in the plan's

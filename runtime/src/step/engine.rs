@@ -120,6 +120,7 @@ impl Engine {
             return Err(Error::Data(DataError::EndOfData { step: id.step, microbatch, supply }));
         }
         state.step_mut().loss = None;
+        state.buffers.begin_microbatch();
         Ok(MicrobatchId { attempt: id, microbatch })
     }
 
@@ -202,22 +203,33 @@ impl Engine {
         let mut state = self.enter(operation, step)?;
         state.check_at(&self.context, token, operation)?;
         let buffer = &self.context.plan.spec()[id];
-        if state.evaluation.is_some() {
-            let what =
-                format!("an evaluation writes no buffer, and this one writes {}", buffer.name);
-            return Err(self.context.misuse(operation, step, what));
-        }
-        if values.len() != buffer.numel() {
-            return Err(Error::Size {
-                operation,
-                name: buffer.name.clone(),
-                rank: self.context.rank(),
-                got: values.len(),
-                want: buffer.numel(),
-            });
-        }
-        state.buffers.write(id, token.microbatch, values);
-        Ok(())
+        state.attempt(&self.context, operation, |state| {
+            let has_loss = state.step.as_ref().map(|step| step.loss.is_some());
+            let what = match has_loss {
+                None => {
+                    format!("an evaluation writes no buffer, and this one writes {}", buffer.name)
+                }
+                Some(true) => format!(
+                    "{} is written after the loss: a buffer is written in the forward alone, and \
+                     the second run of a recomputed unit would write it twice",
+                    buffer.name
+                ),
+                Some(false) if values.len() != buffer.numel() => {
+                    return Err(Error::Size {
+                        operation,
+                        name: buffer.name.clone(),
+                        rank: self.context.rank(),
+                        got: values.len(),
+                        want: buffer.numel(),
+                    });
+                }
+                Some(false) => {
+                    state.buffers.write(id, token.microbatch, values);
+                    return Ok(());
+                }
+            };
+            Err(self.context.misuse(operation, step, what))
+        })
     }
 
     /// Ends a microbatch, or a batch of an evaluation.
@@ -484,9 +496,9 @@ impl Engine {
 
     /// Finishes the reductions, agrees with all ranks, and returns the gradients.
     ///
-    /// An error before the agreement leaves the step open, for its owner to abort. The errors of
-    /// the agreement itself are the same on all ranks: the step is over then, and needs no
-    /// announcement.
+    /// An error before the agreement, or of buffers that differ, leaves the step open, for its
+    /// owner to abort. The other errors of the agreement are the same on all ranks: the step is
+    /// over then, and needs no announcement.
     pub(crate) fn finish_step(&self, id: AttemptId) -> Result<Gradients, Error> {
         let mut state = self.in_step(id, "finish")?;
         state.attempt(&self.context, "finish", |state| {

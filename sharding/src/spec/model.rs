@@ -6,7 +6,7 @@ use std::ops::Index;
 
 use serde::{Deserialize, Serialize};
 
-use super::{AfterForward, Granularity, Param, Role, State, Unit};
+use super::{AfterForward, BufferRule, Granularity, Param, Role, State, Unit};
 use crate::ElemCount;
 
 /// The id of a unit: its place in the declared order, from 0.
@@ -225,6 +225,12 @@ impl ModelSpec {
             let id = move |index| BufferId { unit, index };
             declared.buffers.iter().enumerate().map(move |(index, buffer)| (id(index), buffer))
         })
+    }
+
+    /// Returns its buffers that have a rule, in declared order.
+    pub fn buffers_of(&self, rule: BufferRule) -> impl Iterator<Item = &Param> {
+        let all = self.buffers().map(|(_, buffer)| buffer);
+        all.filter(move |buffer| buffer.buffer == Some(rule))
     }
 
     /// Returns its parameters and then its buffers: all tensors of a model that are saved, exported

@@ -92,8 +92,9 @@ impl Param {
     /// forward writes, such as the running mean of a batch norm. They are saved, exported, imported
     /// and averaged as parameters are. A write counts at the end of its step.
     ///
-    /// All ranks that write it in a step write the same values, or the step ends with an error that
-    /// names the buffer and two ranks. Values of a rank's own are
+    /// All ranks write it in the same microbatches, and the same values, or the step ends with an
+    /// error that names the buffer and two ranks; a rank that is out of data takes the values of
+    /// the others. Values of a rank's own are
     /// [averaged](Self::averaged_buffer).
     ///
     /// ```

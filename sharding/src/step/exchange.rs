@@ -107,16 +107,14 @@ impl Exchange {
     }
 
     /// Returns the number of u64 in a statement about buffers: none if the model has no buffer,
-    /// else the number of microbatches that wrote one, a digest of each that ranks write equally,
-    /// and the values of those that are averaged, two f32 in a word.
+    /// else the number of microbatches, the number of those that wrote each buffer, a digest of
+    /// each that ranks write equally, and the values of those that are averaged, two f32 in a word.
     #[must_use]
     pub fn buffer_words(model: &ModelSpec) -> usize {
-        let buffers = || model.buffers().map(|(_, buffer)| buffer);
-        let is_averaged = |buffer: &&Param| buffer.buffer == Some(BufferRule::Averaged);
-        let digests = buffers().filter(|buffer| !is_averaged(buffer)).count();
-        let averaged: usize = buffers().filter(is_averaged).map(Param::numel).sum();
-        let words = digests + averaged.div_ceil(2);
-        words + usize::from(words > 0)
+        let buffers = model.buffers().count();
+        let digests = model.buffers_of(BufferRule::Equal).count();
+        let averaged: usize = model.buffers_of(BufferRule::Averaged).map(Param::numel).sum();
+        usize::from(buffers > 0) + buffers + digests + averaged.div_ceil(2)
     }
 }
 

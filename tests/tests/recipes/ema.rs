@@ -462,8 +462,7 @@ fn buffers(model: &ShardedModel) -> Tensors {
     names.into_iter().map(value).collect()
 }
 
-/// Buffers and their averages before the first step and after each of six, of which the fourth is
-/// skipped.
+/// Buffers and their averages before the first step and after each of six; the fourth is skipped.
 fn buffer_trace(sizes: [usize; 2]) -> Vec<[Tensors; 2]> {
     common(on_ranks(sizes[0] * sizes[1], |world| {
         let mut model = buffered(world, sizes)?;

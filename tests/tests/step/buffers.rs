@@ -119,9 +119,39 @@ fn ranks_that_write_differently_are_named() {
         step.finish().map(drop)
     }));
     let told = error.to_string();
-    assert!(told.starts_with("buffer mean, which the forward of step 0 has written"), "{told}");
-    assert!(told.contains("averaged_buffer"), "{told}");
-    assert!(told.contains("rank 1 has 0x") && told.contains("rank 0 has 0x"), "{told}");
+    let begin = "buffer mean, which the forward of step 0 has written: write values that are equal \
+                 on all ranks, or declare it as averaged_buffer: its digest differs between ranks: \
+                 rank 1 has 0x";
+    assert!(told.starts_with(begin) && told.contains(", rank 0 has 0x"), "{told}");
+}
+
+/// A rank that had data and has not written is no rank without data: its values are not replaced in
+/// silence.
+#[test]
+fn ranks_that_write_less_often_than_others_are_named() {
+    for (name, place) in [("mean", 0), ("own", 1)] {
+        let error = common_error(outcomes(2, |world| {
+            let rank = world.rank().index();
+            let mut model = model(world, &ModelOptions::on(mesh(1, 2)))?;
+            let mut step = model.begin_step(StepOptions::microbatches(2))?;
+            for index in 0..2 {
+                let pass = step.microbatch()?;
+                for (at, name) in ["mean", "own"].into_iter().enumerate() {
+                    if rank == 0 || index == 0 || at != place {
+                        let values = pass.handle().buffer(id(name))?;
+                        pass.handle().write_buffer(id(name), &values)?;
+                    }
+                }
+                springs::forward_and_backward(pass, Batch::of(rank, 0, index))?;
+            }
+            step.finish().map(drop)
+        }));
+        let expected = format!(
+            "the number of microbatches of step 0 that have written buffer {name} differs between \
+             ranks: rank 1 has 1, rank 0 has 2"
+        );
+        assert_eq!(error.to_string(), expected);
+    }
 }
 
 /// A rank without data takes the values of those that have some, in one broadcast more.
@@ -190,6 +220,15 @@ fn writes_that_do_not_fit_are_refused() {
     let told = handle.write_buffer(id("mean"), &[1.0]).expect_err("one of three").to_string();
     assert_eq!(told, "write_buffer of mean on rank 0: got 1 elements, the plan has 3");
     drop(step);
+    let mut step = model.begin_step(StepOptions::microbatches(1)).expect("a step");
+    let mut pass = step.microbatch().expect("a microbatch");
+    let _ = pass.loss(LossSum::new(1.0, 1)).expect("a loss");
+    let late = pass.handle().write_buffer(id("mean"), &[1.0; 3]).expect_err("it is too late");
+    let expected = "mean is written after the loss: a buffer is written in the forward alone, and \
+                    the second run of a recomputed unit would write it twice";
+    assert!(late.to_string().contains(expected), "{late}");
+    drop(pass);
+    drop(step);
     let told = handle.write_buffer(id("mean"), &[1.0; 3]).expect_err("it is over").to_string();
     assert!(
         told.starts_with("write_buffer on rank 0: the handle belongs to microbatch 0"),
@@ -201,4 +240,23 @@ fn writes_that_do_not_fit_are_refused() {
     assert_eq!(handle.buffer(id("mean")).expect("it is read"), [1.0, 2.0, 3.0]);
     let told = handle.write_buffer(id("mean"), &[1.0; 3]).expect_err("it writes none").to_string();
     assert!(told.contains("an evaluation writes no buffer, and this one writes mean"), "{told}");
+}
+
+#[test]
+fn a_write_that_is_refused_on_a_rank_is_told_to_the_others() {
+    let told = outcomes(2, |world| {
+        let rank = world.rank().index();
+        let mut model = model(world, &ModelOptions::on(mesh(1, 2)))?;
+        let mut step = model.begin_step(StepOptions::microbatches(1))?;
+        let pass = step.microbatch()?;
+        if rank == 1 {
+            pass.handle().write_buffer(id("mean"), &[1.0])?;
+        }
+        springs::forward_and_backward(pass, Batch::of(rank, 0, 0))?;
+        step.finish().map(drop)
+    });
+    let refused = "write_buffer of mean on rank 1: got 1 elements, the plan has 3";
+    for error in told.into_iter().map(|it| it.expect_err("rank 1 has failed").to_string()) {
+        assert!(error.contains(refused), "{error}");
+    }
 }

@@ -237,7 +237,7 @@ fn a_recomputed_unit_that_captures_an_activation_names_it_and_unit_takes_it() {
     assert!(matches!(&error, Error::LostGradients(LostGradients::History { .. })), "{error:?}");
     let message = error.to_string();
     assert!(message.contains("depends on tensors computed from the parameters"), "{message}");
-    assert!(message.contains("run it with `Pass::unit`"), "{message}");
+    assert!(message.contains("run it with `unit`"), "{message}");
     assert!(skipped(false).expect("a step").norm() > 0.0);
 }
 

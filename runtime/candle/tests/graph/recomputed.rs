@@ -394,7 +394,7 @@ fn a_captured_tensor_with_a_history_is_refused() {
     );
     let message = error.to_string();
     assert!(message.contains("depends on variables of the program ([3, 4] of f32)"), "{message}");
-    assert!(message.contains("run it with `Pass::unit`"), "{message}");
+    assert!(message.contains("run it with `unit`"), "{message}");
 }
 
 /// A value that is computed from a parameter once and kept would get no gradient in the second run.

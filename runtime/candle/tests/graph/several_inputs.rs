@@ -85,7 +85,7 @@ fn trained_by_candle(spec: &ModelSpec, mesh: Mesh, loss: Loss) -> (Vec<f64>, Nam
     (losses, all)
 }
 
-/// The same by a sharded model, on one rank.
+/// Trains a sharded model on one rank, and returns the losses and all parameters.
 fn trained(
     world: World,
     spec: &ModelSpec,
@@ -199,7 +199,7 @@ fn attention_spec() -> ModelSpec {
         .unit(matrix("head", [4, 3]))
 }
 
-/// Queries, and what they look at: tokens, of which a mask hides some. The unit takes the ids, too.
+/// Cross attention of queries to tokens; a mask hides some tokens. The unit takes their ids, too.
 fn cross_attention(runner: Runner<'_>, rank: usize) -> Result<Tensor> {
     let shift = u32::try_from(rank).expect("few ranks");
     let ids: Vec<u32> = (0..6).map(|place| (place * 5 + shift) % 7).collect();

@@ -179,9 +179,9 @@ fn held(model: &ShardedModel) -> Vec<(String, PlannedAndMeasured<ByteCount>)> {
     let host = own(plan.memory_offloaded(offload), on_host);
     let mut held = peaks(rank, &device, memory::usage_on_device);
     let host = peaks(rank, &host, memory::usage).into_iter();
-    // Without offloading the host has the matrices that go from rank to rank, and nothing else.
-    let update = Category::Update.to_string();
-    let shown = host.filter(|(name, _)| offload != Offload::None || *name == update);
+    // Without offloading the host has the matrices that go from rank to rank, and the buffers.
+    let on_host = [Category::Update, Category::Buffers].map(|category| category.to_string());
+    let shown = host.filter(|(name, _)| offload != Offload::None || on_host.contains(name));
     held.extend(shown.map(|(name, peak)| (format!("{name} (host)"), peak)));
     held
 }
