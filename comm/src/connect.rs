@@ -10,7 +10,7 @@ use crate::comparison::gathered;
 use crate::handle::Backend;
 use crate::nccl::{Communicator, NcclError, Patience, UniqueId};
 use crate::threads::OwnRank;
-use crate::{Between, Channel, Error, Group, SetupError, Stage, Tag, World};
+use crate::{Between, Channel, Error, Group, SetupError, World};
 
 /// # Collectives on devices by NCCL
 impl World {
