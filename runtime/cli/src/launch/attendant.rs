@@ -76,7 +76,7 @@ fn attend(options: &RankArgs) -> Result<CommandOutcome, Box<dyn Error>> {
     let dismissed = obey(orders, socket, Arc::clone(&group), Arc::clone(&window))?;
     let words: LauncherSocket = Arc::new(Mutex::new(launcher));
     let pipes = Pipes::of(&mut child, &words, &window)?;
-    let end = bury(&mut child, &group)?;
+    let end = bury(&mut child, pid, &group)?;
     // The launcher prints its message about the end below the last lines, unless their reader
     // blocks.
     let is_drained = pipes.wait_shortly(LINES_FIRST);
@@ -191,9 +191,7 @@ fn signal_group(group: &CommandGroup, signal: i32) {
 }
 
 /// Waits for the end of the command, and kills the processes that it has left in its group.
-fn bury(child: &mut Child, group: &CommandGroup) -> Result<ProcessEnd, Box<dyn Error>> {
-    let pid = *group.lock().unwrap_or_else(PoisonError::into_inner);
-    let pid = pid.ok_or("the command was waited for already")?;
+fn bury(child: &mut Child, pid: Pid, group: &CommandGroup) -> io::Result<ProcessEnd> {
     await_end(pid);
     signal_group(group, Signal::SIGKILL as i32);
     group.lock().unwrap_or_else(PoisonError::into_inner).take();
