@@ -22,7 +22,7 @@ use signal_hook::iterator::Signals;
 use super::frame::{
     AttendantFrame, LauncherOrder, LineWindow, await_end, cost, each_line, pipes_of, receive, send,
 };
-use super::job::{LAUNCHED, SOCKET, mortal, own_rank, split};
+use super::job::{LAUNCHED, SOCKET, mortal, own_rank};
 use super::ranks::check_peer;
 use super::supervisor::ProcessEnd;
 use super::{FORWARDED, REFUSED, start_thread};
@@ -116,17 +116,16 @@ fn claim(socket: &Path, attempt: u32, rank: u32) -> Result<UnixStream, Box<dyn E
     }
 }
 
-fn start(command: &[OsString]) -> Result<Child, Box<dyn Error>> {
-    let (program, arguments) = split(command)?;
-    let mut command = mortal(Path::new(program), arguments)?;
-    command
+/// Starts a command, which has at least a program.
+fn start(command: &[OsString]) -> io::Result<Child> {
+    mortal(Path::new(&command[0]), &command[1..])?
         .env_remove(SOCKET)
         .env_remove(LAUNCHED)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        .process_group(0);
-    Ok(command.spawn()?)
+        .process_group(0)
+        .spawn()
 }
 
 /// Sends a frame. Waits until the launcher reads it.
