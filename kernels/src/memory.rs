@@ -38,7 +38,7 @@ mod tally;
 
 pub use allocator::CountingAllocator;
 pub(crate) use scope::charge_on_device;
-pub use scope::{Scope, is_installed, scope, set_rank};
+pub use scope::{Scope, scope, set_rank};
 pub(crate) use tally::DeviceCharge;
 pub use tally::{
     Allocations, Category, MAX_RANKS, Usage, allocations, reset_peaks, set_budget, usage,

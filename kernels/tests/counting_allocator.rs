@@ -19,22 +19,6 @@ fn used(live: u64, peak: u64) -> Usage {
 }
 
 #[test]
-fn it_is_installed() {
-    assert!(memory::is_installed());
-    let _scope = memory::scope(Category::Full);
-    assert!(memory::is_installed());
-}
-
-#[test]
-fn asking_whether_it_is_installed_is_not_counted() {
-    let rank = Rank::new(9);
-    memory::set_rank(rank);
-    let _scope = memory::scope(Category::Full);
-    memory::is_installed();
-    assert_eq!(memory::usage(rank, Category::Full), used(0, 0));
-}
-
-#[test]
 fn a_vector_that_grows_is_counted_by_its_capacity() {
     let rank = Rank::new(1);
     memory::set_rank(rank);

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// The type of a buffer's elements.
 ///
-/// Displayed and parsed as `f32`, `f16`, `bf16`, `f64`, `i32`, `i64`, `u32`, `u64`.
+/// Displayed as `f32`, `f16`, `bf16`, `f64`, `i32`, `i64`, `u32`, `u64`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DType {
@@ -55,7 +55,7 @@ impl DType {
         matches!(self, Self::F32 | Self::BF16 | Self::F16)
     }
 
-    /// Its name: `f32`, `bf16` and so on, as it is displayed and parsed.
+    /// Its name: `f32`, `bf16` and so on, as it is displayed.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

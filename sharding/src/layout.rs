@@ -37,11 +37,9 @@ impl Region {
     }
 }
 
-/// The place of a parameter in its unit.
+/// The place of a parameter in its unit. [`UnitLayout::params`] has them in declared order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ParamSlot {
-    /// Its place in [`Unit::params`].
-    pub index: usize,
     /// Its full name.
     pub name: String,
     /// The region in which it lies: the trainable or the frozen one.
@@ -233,14 +231,13 @@ impl UnitLayout {
 }
 
 fn empty_slots(unit: &Unit) -> Vec<ParamSlot> {
-    let slot = |(index, param): (usize, &crate::Param)| ParamSlot {
-        index,
+    let slot = |param: &crate::Param| ParamSlot {
         name: param.name.clone(),
         role: param.role,
         start: 0,
         len: param.numel(),
     };
-    unit.params.iter().enumerate().map(slot).collect()
+    unit.params.iter().map(slot).collect()
 }
 
 /// Lays out the parameters of one role from 0, writes their starts, and returns the region with the

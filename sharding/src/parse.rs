@@ -17,15 +17,6 @@ impl FromStr for Mesh {
     }
 }
 
-impl FromStr for DType {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        let found = Self::ALL.into_iter().find(|dtype| dtype.name() == text);
-        found.ok_or_else(|| unparsable("dtype", text, "f32, f16, bf16, f64, i32, i64, u32 or u64"))
-    }
-}
-
 impl DType {
     /// Reads the name of a dtype that parameters and gradients in training can have: `f32`, `bf16`
     /// or `f16`.
@@ -86,17 +77,6 @@ mod tests {
         let error = "never".parse::<Accumulation>().unwrap_err().to_string();
         let expected =
             "`never` is not a valid accumulation mode: expected reduce-scatter, every or local";
-        assert_eq!(error, expected);
-    }
-
-    #[test]
-    fn a_dtype_reads_what_it_writes() {
-        for dtype in DType::ALL {
-            assert_eq!(dtype.to_string().parse::<DType>(), Ok(dtype));
-        }
-        let error = "F32".parse::<DType>().unwrap_err().to_string();
-        let expected =
-            "`F32` is not a valid dtype: expected f32, f16, bf16, f64, i32, i64, u32 or u64";
         assert_eq!(error, expected);
     }
 

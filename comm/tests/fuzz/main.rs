@@ -63,5 +63,5 @@ fn the_corpora_have_what_is_taken_and_what_is_refused() {
 
 #[test]
 fn memory_is_counted() {
-    assert!(memory::is_installed());
+    assert!(memory::allocations().count > 0, "the allocator counts");
 }

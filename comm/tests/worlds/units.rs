@@ -80,7 +80,7 @@ fn gather_unit_copies_every_shard_into_every_members_parameters() {
     {
         let layout = layout(size);
         let parameters: Vec<Vec<f32>> =
-            layout.params().iter().map(|slot| full(0, slot.index, slot.len)).collect();
+            layout.params().iter().enumerate().map(|(at, slot)| full(0, at, slot.len)).collect();
         let gathered = results(size, |world| {
             let group = world.world_group(Channel::Gather);
             let shard = shared(dtype, &shard_of(&layout, group.index(), &parameters));
@@ -107,7 +107,7 @@ fn gather_unit_shared_fills_one_holder_for_all_members_of_all_replicas() {
     for (replicas, shards) in [(1, 1), (1, 3), (2, 2), (3, 1)] {
         let layout = layout(shards);
         let parameters: Vec<Vec<f32>> =
-            layout.params().iter().map(|slot| full(0, slot.index, slot.len)).collect();
+            layout.params().iter().enumerate().map(|(at, slot)| full(0, at, slot.len)).collect();
         let gathered = results(replicas * shards, |world| {
             let group = world.world_group(Channel::Gather);
             let shard = Arc::new(shard_of(&layout, group.index() % shards, &parameters));
@@ -270,11 +270,11 @@ fn reduce_unit_sums_gradients_where_they_lie() {
         let layout = layout(size);
         let gradients = |rank: usize| -> Vec<Option<Arc<dyn GradientValues>>> {
             let trainable = |param: usize| layout.params()[param].role == Role::Trainable;
-            let slots = layout.params().iter();
+            let slots = layout.params().iter().enumerate();
             slots
-                .map(|slot| {
-                    let present = trainable(slot.index) && is_present(rank, slot.index);
-                    present.then(|| gradient(rank, slot.index, slot.len))
+                .map(|(at, slot)| {
+                    let present = trainable(at) && is_present(rank, at);
+                    present.then(|| gradient(rank, at, slot.len))
                 })
                 .collect()
         };

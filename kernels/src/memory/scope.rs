@@ -1,7 +1,6 @@
 //! The rank and the category for which a thread allocates at the moment.
 
 use std::cell::Cell;
-use std::hint::black_box;
 use std::marker::PhantomData;
 
 use hsdp_sharding::Rank;
@@ -13,7 +12,6 @@ use super::tally::{BlockTag, Category, DeviceCharge};
 thread_local! {
     static RANK: Cell<usize> = const { Cell::new(0) };
     static TAG: Cell<BlockTag> = const { Cell::new(BlockTag::NONE) };
-    static PROBED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// A guard: while it lives, the allocations of this thread belong to a category. It cannot be sent
@@ -40,18 +38,6 @@ pub fn set_rank(rank: Rank) {
     RANK.set(rank.index());
 }
 
-/// Whether [`CountingAllocator`](super::CountingAllocator) is this program's global allocator.
-///
-/// The function makes an allocation and checks whether the allocator sees it. The allocation is not
-/// counted for a rank.
-pub fn is_installed() -> bool {
-    PROBED.set(false);
-    let probe = enter(BlockTag::PROBE);
-    drop(black_box(Box::new(0_u8)));
-    drop(probe);
-    PROBED.get()
-}
-
 /// Counts `bytes` on a device for this thread's rank and category.
 pub(crate) fn charge_on_device(bytes: usize) -> DeviceCharge {
     DeviceCharge::new(TAG.get(), bytes)
@@ -59,11 +45,7 @@ pub(crate) fn charge_on_device(bytes: usize) -> DeviceCharge {
 
 /// The tag of this thread's next allocation.
 pub(super) fn current() -> BlockTag {
-    let tag = TAG.get();
-    if tag == BlockTag::PROBE {
-        PROBED.set(true);
-    }
-    tag
+    TAG.get()
 }
 
 fn enter(tag: BlockTag) -> Scope {

@@ -181,11 +181,9 @@ pub(super) struct BlockTag(u32);
 impl BlockTag {
     /// Not counted.
     pub(super) const NONE: Self = Self(0);
-    /// Not counted, but seen by the allocator: [`is_installed`](super::is_installed) uses it.
-    pub(super) const PROBE: Self = Self(u32::MAX);
 
     /// The counters of a rank and a category.
-    #[expect(clippy::cast_possible_truncation, reason = "at most MAX_RANKS times 9, which fits")]
+    #[expect(clippy::cast_possible_truncation, reason = "at most MAX_RANKS times 10, which fits")]
     pub(super) const fn new(rank: usize, category: Category) -> Self {
         match category {
             Category::Other => Self::NONE,

@@ -5,7 +5,7 @@ use std::thread;
 
 use hsdp_sharding::{ByteCount, Rank};
 
-use super::{Category, CountingAllocator, MAX_RANKS, is_installed, scope, set_rank, usage};
+use super::{Category, CountingAllocator, MAX_RANKS, scope, set_rank, usage};
 
 const COUNTING: CountingAllocator = CountingAllocator::new();
 
@@ -156,9 +156,4 @@ fn the_memory_of_a_rank_beyond_the_table_is_not_counted() {
         assert_eq!(live(rank, Category::Shard), 0);
         free(block, layout, 0);
     }
-}
-
-#[test]
-fn it_is_not_installed_here() {
-    assert!(!is_installed());
 }

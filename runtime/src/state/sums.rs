@@ -279,7 +279,7 @@ pub(crate) fn sighting_in_unit(
     FirstFound { round, index }: FirstFound,
 ) -> Option<Sighting> {
     let slots = context.plan.layout(unit).params();
-    let index = slots.iter().find(|slot| slot.range().contains(&index))?.index;
+    let index = slots.iter().position(|slot| slot.range().contains(&index))?;
     let parameter = context.number_of(ParamId { unit, index });
     Some(Sighting { when: When::Microbatch(round), parameter, from: None })
 }

@@ -87,11 +87,11 @@ fn buffer(dtype: DType, len: usize) -> DeviceBuffer {
 fn gradients(layout: &UnitLayout, seed: u64) -> [Vec<Option<Arc<dyn GradientValues>>>; 2] {
     let stream = stream();
     let mut all = [Vec::new(), Vec::new()];
-    for slot in layout.params() {
-        let seed = seed * 10 + slot.index as u64;
+    for (at, slot) in layout.params().iter().enumerate() {
+        let seed = seed * 10 + at as u64;
         let absent = slot.role == Role::Frozen || seed % 7 == 3;
-        let values = in_dtype(DTYPES[slot.index % 3], &ordinary(seed, slot.len));
-        let there: Arc<dyn GradientValues> = match slot.index % 2 {
+        let values = in_dtype(DTYPES[at % 3], &ordinary(seed, slot.len));
+        let there: Arc<dyn GradientValues> = match at % 2 {
             0 => Arc::new(upload(&stream, values.values())),
             _ => Arc::new(values.clone()),
         };
@@ -204,7 +204,8 @@ fn partials_of_replicas_are_summed_to_the_bits_of_the_host() {
 #[ignore = "needs a CUDA device"]
 fn what_is_not_finite_is_noted_with_its_microbatch() {
     let layout = layout(3);
-    let wide = layout.params()[4].clone();
+    const WIDE: usize = 4;
+    let wide = layout.params()[WIDE].clone();
     let notes = results(3, |world| {
         let group = world.world_group(Channel::Reduce);
         let stream = stream();
@@ -214,7 +215,7 @@ fn what_is_not_finite_is_noted_with_its_microbatch() {
             if (world.rank().index(), microbatch) == (1, 1) {
                 let mut values = ordinary(5, wide.len);
                 values[4000] = f32::INFINITY;
-                gradients[wide.index] = Some(Arc::new(values));
+                gradients[WIDE] = Some(Arc::new(values));
             }
             let contribution = Contribution { gradients, scaling: Scaling::on(Wire::F32) };
             let fold = if microbatch == 0 { Fold::Replace } else { Fold::Add };

@@ -26,7 +26,6 @@ use crate::alone;
 #[test]
 fn the_allocator_counts() {
     let _turn = alone();
-    assert!(memory::is_installed());
     let _shard = memory::scope(Category::Shard);
     let shard = black_box(vec![0.0_f32; 1000]);
     assert_eq!(memory::usage(Rank::new(0), Category::Shard).live, ByteCount(4000));

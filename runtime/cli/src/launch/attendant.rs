@@ -22,7 +22,7 @@ use signal_hook::iterator::Signals;
 use super::frame::{
     AttendantFrame, LauncherOrder, LineWindow, await_end, cost, each_line, pipes_of, receive, send,
 };
-use super::job::{LAUNCHED, SOCKET, mortal, own_rank, split};
+use super::job::{LAUNCHED, SOCKET, mortal, own_rank};
 use super::ranks::check_peer;
 use super::supervisor::ProcessEnd;
 use super::{FORWARDED, REFUSED, start_thread};
@@ -76,7 +76,7 @@ fn attend(options: &RankArgs) -> Result<CommandOutcome, Box<dyn Error>> {
     let dismissed = obey(orders, socket, Arc::clone(&group), Arc::clone(&window))?;
     let words: LauncherSocket = Arc::new(Mutex::new(launcher));
     let pipes = Pipes::of(&mut child, &words, &window)?;
-    let end = bury(&mut child, &group)?;
+    let end = bury(&mut child, pid, &group)?;
     // The launcher prints its message about the end below the last lines, unless their reader
     // blocks.
     let is_drained = pipes.wait_shortly(LINES_FIRST);
@@ -116,17 +116,16 @@ fn claim(socket: &Path, attempt: u32, rank: u32) -> Result<UnixStream, Box<dyn E
     }
 }
 
-fn start(command: &[OsString]) -> Result<Child, Box<dyn Error>> {
-    let (program, arguments) = split(command)?;
-    let mut command = mortal(Path::new(program), arguments)?;
-    command
+/// Starts a command, which has at least a program.
+fn start(command: &[OsString]) -> io::Result<Child> {
+    mortal(Path::new(&command[0]), &command[1..])?
         .env_remove(SOCKET)
         .env_remove(LAUNCHED)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        .process_group(0);
-    Ok(command.spawn()?)
+        .process_group(0)
+        .spawn()
 }
 
 /// Sends a frame. Waits until the launcher reads it.
@@ -191,9 +190,7 @@ fn signal_group(group: &CommandGroup, signal: i32) {
 }
 
 /// Waits for the end of the command, and kills the processes that it has left in its group.
-fn bury(child: &mut Child, group: &CommandGroup) -> Result<ProcessEnd, Box<dyn Error>> {
-    let pid = *group.lock().unwrap_or_else(PoisonError::into_inner);
-    let pid = pid.ok_or("the command was waited for already")?;
+fn bury(child: &mut Child, pid: Pid, group: &CommandGroup) -> io::Result<ProcessEnd> {
     await_end(pid);
     signal_group(group, Signal::SIGKILL as i32);
     group.lock().unwrap_or_else(PoisonError::into_inner).take();

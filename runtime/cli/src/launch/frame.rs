@@ -107,16 +107,19 @@ pub(super) fn each_line(
     mut line: impl FnMut(Vec<u8>) -> io::Result<()>,
 ) -> io::Result<()> {
     let mut from = BufReader::new(from);
+    let mut was_cut = false;
     loop {
         let mut whole = Vec::new();
         let len = from.by_ref().take(MAX_LINE as u64).read_until(b'\n', &mut whole)?;
         if len == 0 {
             return Ok(());
         }
-        if whole.last() == Some(&b'\n') {
-            whole.pop();
+        let is_complete = whole.pop_if(|last| *last == b'\n').is_some();
+        // A newline right after a cut ends the line that was cut.
+        if !(was_cut && is_complete && whole.is_empty()) {
+            line(whole)?;
         }
-        line(whole)?;
+        was_cut = !is_complete;
     }
 }
 
@@ -263,5 +266,9 @@ mod tests {
         text.extend(b"\ny\n");
         let lens: Vec<usize> = lines(&text).iter().map(Vec::len).collect();
         assert_eq!(lens, [MAX_LINE - 1, 1]);
+        let mut text = vec![b'x'; MAX_LINE];
+        text.extend(b"\n\ny\n");
+        let lens: Vec<usize> = lines(&text).iter().map(Vec::len).collect();
+        assert_eq!(lens, [MAX_LINE, 0, 1]);
     }
 }

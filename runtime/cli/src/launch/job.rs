@@ -1,7 +1,7 @@
 //! The processes that the launcher starts: mpirun, or the attendants themselves.
 
 use std::error::Error;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -38,7 +38,7 @@ impl LaunchJob {
     /// # Errors
     /// A text with advice.
     pub(super) fn of(options: &LaunchArgs) -> Result<Self, String> {
-        let (program, _) = split(&options.command)?;
+        let program = &options.command[0]; // clap requires one
         which::which(program)
             .map_err(|_| format!("{}: no such program, here or in PATH", program.display()))?;
         let mpirun = match options.comm {
@@ -249,8 +249,8 @@ pub(crate) fn exec(options: &ExecArgs) -> Result<CommandOutcome, Box<dyn Error>>
     if std::os::unix::process::parent_id() != options.parent {
         return Ok(CommandOutcome::Ended(1));
     }
-    let (program, arguments) = split(&options.command)?;
-    let error = Command::new(program).args(arguments).exec();
+    let program = &options.command[0]; // clap requires one
+    let error = Command::new(program).args(&options.command[1..]).exec();
     hsdp_train::tell("hsdp", format_args!("cannot start {}: {error}", program.display()));
     let is_missing = error.kind() == io::ErrorKind::NotFound;
     Ok(CommandOutcome::Ended(if is_missing { NOT_FOUND } else { NOT_RUN }))
@@ -263,15 +263,6 @@ pub(super) fn mortal(program: &Path, arguments: &[OsString]) -> io::Result<Comma
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["launch-exec", "--parent", &parent, "--"]).arg(program).args(arguments);
     Ok(command)
-}
-
-/// Splits a command into the program and its arguments.
-///
-/// # Errors
-/// A text, if the command is empty.
-pub(super) fn split(command: &[OsString]) -> Result<(&OsStr, &[OsString]), String> {
-    let (program, arguments) = command.split_first().ok_or("there is no command")?;
-    Ok((program, arguments))
 }
 
 #[cfg(target_os = "linux")]

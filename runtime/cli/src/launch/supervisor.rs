@@ -239,7 +239,7 @@ impl Supervisor {
             }
             LaunchStage::Killed(_) => {
                 self.stage = LaunchStage::Abandoned;
-                let left = listed(self.running());
+                let left = listed(self.alive());
                 vec![
                     LaunchAction::KillStarted,
                     LaunchAction::Say(format!("gave up waiting for {left}")),
@@ -303,6 +303,13 @@ impl Supervisor {
             .map(|(rank, _)| rank)
     }
 
+    /// Returns the ranks that have not ended, started or not.
+    fn alive(&self) -> impl Iterator<Item = u32> {
+        let alive =
+            |(rank, state): (u32, &RankProgress)| (*state != RankProgress::Ended).then_some(rank);
+        (0..).zip(&self.ranks).filter_map(alive)
+    }
+
     fn running(&self) -> impl Iterator<Item = u32> {
         let running =
             |(rank, state): (u32, &RankProgress)| (*state == RankProgress::Running).then_some(rank);
@@ -310,10 +317,10 @@ impl Supervisor {
     }
 }
 
+/// Names ranks, at least one.
 fn listed(ranks: impl Iterator<Item = u32>) -> String {
     let ranks: Vec<String> = ranks.map(|rank| rank.to_string()).collect();
     match &*ranks {
-        [] => "no rank".to_owned(),
         [rank] => format!("rank {rank}"),
         _ => format!("ranks {}", ranks.join(", ")),
     }

@@ -125,6 +125,20 @@ fn who_is_not_there_in_time_has_failed() {
 }
 
 #[test]
+fn a_rank_that_never_starts_is_named_when_the_others_are_gone() {
+    let now = Instant::now();
+    let mut supervisor = Supervisor::new(2, GRACE, now);
+    supervisor.joined(0);
+    let due = now + START;
+    assert_eq!(signals(&supervisor.late(due)), [(0, TERM)]);
+    assert_eq!(signals(&supervisor.late(due + GRACE)), [(0, KILL)]);
+    supervisor.ended(0, ProcessEnd::Signal(KILL), due + GRACE);
+    assert!(!supervisor.is_over());
+    let said = LaunchAction::Say("gave up waiting for rank 1".to_owned());
+    assert_eq!(supervisor.late(due + GRACE + BURIAL), [LaunchAction::KillStarted, said]);
+}
+
+#[test]
 fn an_interrupted_job_has_the_code_of_its_signal_unless_its_ranks_have_answered() {
     let (mut supervisor, now) = three();
     supervisor.signal(TERM, now);
