@@ -91,5 +91,5 @@ pub use self::plan::{
 pub use self::rank::Rank;
 pub use self::spec::{
     AfterForward, BufferId, BufferRule, Granularity, Matrices, ModelSpec, Param, ParamId, Role,
-    State, Unit, UnitId,
+    State, Statistics, Unit, UnitId,
 };
