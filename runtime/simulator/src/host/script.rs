@@ -24,6 +24,8 @@ pub(super) struct Script {
     scatters: Vec<Reference>,
     /// Last all-reduce of each unit.
     all_reduces: Vec<Reference>,
+    /// Index of the statistics that the thread waits for.
+    statistics: Option<usize>,
     /// Whether the thread looks for complete reduce-scatters in the block.
     looks: bool,
 }
@@ -48,6 +50,7 @@ impl Script {
             gathers: Vec::new(),
             scatters: none.clone(),
             all_reduces: none,
+            statistics: None,
             looks: false,
         }
     }
@@ -146,6 +149,7 @@ impl Script {
                     self.block.all_reduces.push((self.scatters[unit.index()], index));
                 }
             }
+            Output::Statistics { .. } => self.statistics = Some(self.issue(output)),
             Output::Accumulate(unit) => self.compute(Work::Accumulate(unit)),
             Output::Fold(unit) => self.compute(Work::Fold(unit)),
             Output::Await(operation) => self.wait(operation, Action::Need),
@@ -159,6 +163,9 @@ impl Script {
             Operation::Gather { place, .. } => Reference::Here(self.gathers[place]),
             Operation::ReduceScatter(unit) => self.scatters[unit.index()],
             Operation::AllReduce(unit) => self.all_reduces[unit.index()],
+            Operation::Statistics { .. } => {
+                Reference::Here(self.statistics.take().expect("statistics are issued"))
+            }
         };
         self.act(action(reference));
         self.machine.done(operation).expect("the machine waits for it");
@@ -231,6 +238,7 @@ fn operation(call: Call) -> StepOperation {
         Kind::Gather => (Channel::Gather, Op::AllGather, Stage::Gather),
         Kind::ReduceScatter => (Channel::Reduce, Op::ReduceScatter, Stage::Reduce),
         Kind::AllReduce => (Channel::AllReduce, Op::AllReduce, Stage::AllReduce),
+        Kind::Statistics => (Channel::Statistics, Op::AllReduce, Stage::Statistics),
         Kind::Exchange(Exchange::Interim { .. } | Exchange::Statement) => {
             (Channel::Control, Op::AllGather, Stage::Agreement)
         }
