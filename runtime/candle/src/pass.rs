@@ -275,7 +275,18 @@ impl<'step> Pass<'step> {
     /// [`Error::Runtime`] if a gather fails; [`Error::PassOver`] after a backward.
     pub fn finish(self) -> Result<(), Error> {
         let inner = self.end("`finish`")?;
+        self.check_counted()?;
         self.finish_units(inner)
+    }
+
+    /// Refuses a microbatch without weight in which values of this rank counted in the statistics
+    /// of all ranks.
+    fn check_counted(&self) -> Result<(), Error> {
+        let Some(unit) = self.units.progress.counted() else { return Ok(()) };
+        let unit = self.handle.plan().spec()[unit].name.clone();
+        let error = Error::LostGradients(LostGradients::Unweighted { unit });
+        self.handle.note_failure(&error);
+        Err(error)
     }
 
     /// Takes the pass of the runtime for the call that ends the microbatch.
@@ -323,6 +334,7 @@ impl<'step> Pass<'step> {
         // The mean over no items is NaN, and its gradient would be, too. Such a loss has the seed
         // 0.
         if seed.value() == 0.0 {
+            self.check_counted()?;
             self.wanted.deliver(&reached, Tensor::zeros_like)?;
         } else {
             let start = Start::of(seed, form, [loss.dtype(), self.narrowest_dtype(&reached)]);

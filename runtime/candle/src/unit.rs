@@ -7,19 +7,19 @@
 //!                          \______________(kept)__________________/
 //! ```
 //!
-//! A unit is done when two conditions hold. First, every trainable parameter that was read has its
+//! A unit is done when three conditions hold. First, every trainable parameter that was read has its
 //! gradient, in all its pieces: one from candle's graph, where candle finishes all readers of a
 //! tensor before the tensor itself, and one from each recomputed use, which has a graph of its own.
-//! Second, no use holds the unit for its frozen parameters, which have no gradient (see
-//! [`UnitUsage`]).
+//! Second, the backward of each sum of statistics is over. Third, no use holds the unit for its
+//! frozen parameters, which have no gradient (see [`UnitUsage`]).
 
 use std::cell::Cell;
 use std::mem;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use candle_core::{DType, Device, Shape, Tensor};
-use hsdp::{Full, ModelSpec, PassHandle, UnitId};
+use hsdp::{Full, ModelSpec, PassHandle, Phase, UnitId};
 use hsdp_sharding::{AfterForward, Role};
 use parking_lot::Mutex;
 
@@ -49,6 +49,8 @@ pub(crate) struct PassProgress {
     is_past_forward: AtomicBool,
     /// Bits of the factor of all gradients of parameters.
     factor: AtomicU32,
+    /// The first unit in which values of this rank counted in the statistics of all ranks.
+    counted: OnceLock<UnitId>,
 }
 
 impl PassProgress {
@@ -60,6 +62,11 @@ impl PassProgress {
 
     pub(crate) fn end_forward(&self) {
         self.is_past_forward.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns the first unit in which values of this rank counted in the statistics of all ranks.
+    pub(crate) fn counted(&self) -> Option<UnitId> {
+        self.counted.get().copied()
     }
 
     fn is_in_forward(&self) -> bool {
@@ -75,7 +82,7 @@ impl PassProgress {
 struct UnitLedger {
     contents: UnitContents,
     parameters: Vec<UnitParameter>,
-    /// Number of outstanding pieces of gradients.
+    /// Number of outstanding pieces of gradients, and of statistics whose backward is to come.
     awaited: usize,
     /// Number of uses whose backward may still read frozen parameters.
     holds: usize,
@@ -219,9 +226,35 @@ impl LiveUnit {
         ledger.awaited += usize::from(!known);
     }
 
-    /// Expects a piece of the gradient of a trainable parameter from a recomputed use.
-    pub(crate) fn awaits_recomputed(&self) {
+    /// Expects the backward of statistics, or a piece of the gradient of a trainable parameter from
+    /// a recomputed use.
+    pub(crate) fn awaits_piece(&self) {
         self.ledger.lock().awaited += 1;
+    }
+
+    /// Sums statistics of a layer over all ranks in the forward.
+    pub(crate) fn sum_forward(&self, index: usize, own: Vec<f64>) -> Result<Vec<f64>, Error> {
+        if own.first().is_some_and(|count| *count > 0.0) {
+            self.progress.counted.get_or_init(|| self.id);
+        }
+        Ok(self.handle.statistics(self.id, index, Phase::Forward, own)?)
+    }
+
+    /// Sums statistics of a layer over all ranks in the backward. Each rank's are in the units of
+    /// the gradients of parameters before they are added.
+    pub(crate) fn sum_backward(&self, index: usize, mut own: Vec<f64>) -> Result<Vec<f64>, Error> {
+        self.check_backward()?;
+        let factor = f64::from(self.progress.factor());
+        own.iter_mut().for_each(|it| *it *= factor);
+        let mut sums = self.handle.statistics(self.id, index, Phase::Backward, own)?;
+        sums.iter_mut().for_each(|it| *it /= factor);
+        self.end_statistics()?;
+        Ok(sums)
+    }
+
+    /// Ends the wait for the backward of statistics.
+    pub(crate) fn end_statistics(&self) -> Result<(), Error> {
+        self.arrived(&mut self.ledger.lock())
     }
 
     /// Frees the parameters after a use in the forward, unless the unit is kept.
@@ -247,11 +280,16 @@ impl LiveUnit {
                 None => piece,
             });
         }
+        self.arrived(&mut ledger)
+    }
+
+    /// Expects one piece less. The last one starts the reduction of the unit.
+    fn arrived(&self, ledger: &mut UnitLedger) -> Result<(), Error> {
         let Some(awaited) = ledger.awaited.checked_sub(1) else {
             return Err(self.of_another_pass());
         };
         ledger.awaited = awaited;
-        self.settle(&mut ledger)
+        self.settle(ledger)
     }
 
     fn check_backward(&self) -> Result<(), Error> {
