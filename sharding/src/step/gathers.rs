@@ -321,19 +321,6 @@ impl GatherQueue {
         })
     }
 
-    /// Issues the statistics that come before the gradients of a unit.
-    pub(super) fn statistics_through_next(
-        &mut self,
-        orders: &PlanOrders,
-        unit: UnitId,
-    ) -> Option<Output> {
-        let output = self.pass_statistics(orders, Phase::Forward, usize::MAX);
-        output.or_else(|| {
-            let behind = self.place_in(unit, Phase::Backward)?;
-            self.pass_statistics(orders, Phase::Backward, behind + 1)
-        })
-    }
-
     /// Issues the statistics that are left at the end of a microbatch, and waits for all that this
     /// rank has issued with zeros.
     pub(super) fn end_statistics_next(&mut self, orders: &PlanOrders) -> Option<Output> {

@@ -359,8 +359,6 @@ impl StepCourse {
             if let Some(output) = self.gathers.find_next(orders) {
                 return Some(output);
             }
-        }
-        if phase == Phase::Backward {
             // Other ranks come to them behind these gathers.
             let end = self.gathers.end_before_statistics(unit);
             let due = self.due(orders);
@@ -392,9 +390,6 @@ impl StepCourse {
         // The order of reductions is that of the forward, which is over on this rank.
         self.gathers.end_finding();
         if let Some(output) = self.gathers.find_next(orders) {
-            return Some(output);
-        }
-        if let Some(output) = self.gathers.statistics_through_next(orders, unit) {
             return Some(output);
         }
         if self.reductions.wants(unit) {

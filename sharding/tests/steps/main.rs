@@ -22,6 +22,13 @@
 //! | a rank without data leaves out the microbatches of others | stuck |
 //! | a rank without a loss leaves out the exchange of weights | stuck |
 //! | a rank that has used no unit does not gather along | stuck |
+//! | a rank that gathers along leaves out the statistics between the gathers | stuck |
+//! | statistics that a program leaves out do not come before its next unit | stuck |
+//! | statistics that a program leaves out do not come before an exchange about units | stuck |
+//! | statistics that a program leaves out are not issued at the end | stuck |
+//! | sums of zeros are waited for where they are issued | stuck |
+//! | sums of zeros are not waited for before units are gathered again | issued twice |
+//! | statistics of the backward do not issue the gathers before them | stuck |
 
 mod world;
 

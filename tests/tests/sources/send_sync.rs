@@ -420,9 +420,11 @@ table!(DIST {
 });
 
 table!(CANDLE {
+    hsdp_candle::BatchStatistics: Send Sync Unpin,
     hsdp_candle::DeclarationError: Send Sync Unpin,
     hsdp_candle::Error: Send Sync Unpin,
     // Its parameters may be read by several threads. Its backward consumes it.
+    hsdp_candle::ForwardMode: Send Sync Unpin,
     hsdp_candle::LostGradients: Send Sync Unpin,
     hsdp_candle::Pass<'static>: Send Sync Unpin,
     hsdp_candle::Plain: Send Sync Unpin,
