@@ -311,6 +311,17 @@ pub enum LostGradients {
         /// The unit.
         unit: String,
     },
+    /// A loss does not depend on a layer in whose statistics over all ranks the batch has counted.
+    #[error(
+        "values of this rank count in the statistics of unit {unit}, and so in the losses of other \
+         ranks, but the loss of this rank does not depend on that layer: gradients through these \
+         statistics would be lost; detach the input of the layer, or add its output to the loss, \
+         times 0 if it does not count"
+    )]
+    Unreached {
+        /// The unit.
+        unit: String,
+    },
     /// A gradient came from a backward that no pass runs.
     #[error(
         "a gradient came to unit {unit} outside of the backward of its pass: call \

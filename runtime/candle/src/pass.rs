@@ -250,9 +250,12 @@ impl<'step> Pass<'step> {
     /// [`LostGradients::BesideOutput`](crate::LostGradients::BesideOutput) if it depends on a
     /// tensor that left a recomputed unit beside its output;
     /// [`LostGradients::OtherPass`](crate::LostGradients::OtherPass) if it depends on a unit that
-    /// another pass runs; [`Error::Runtime`] if a collective fails, or if `loss` was computed in
-    /// another microbatch; [`Error::Candle`] if `loss` is not a scalar of floats, or an op has no
-    /// backward; [`Error::PassOver`] after another backward.
+    /// another pass runs; [`LostGradients::Unweighted`](crate::LostGradients::Unweighted) and
+    /// [`LostGradients::Unreached`](crate::LostGradients::Unreached) if the batch has counted in
+    /// statistics over all ranks, and the loss has the weight 0 or does not depend on them;
+    /// [`Error::Runtime`] if a collective fails, or if `loss` was computed in another microbatch;
+    /// [`Error::Candle`] if `loss` is not a scalar of floats, or an op has no backward;
+    /// [`Error::PassOver`] after another backward.
     pub fn backward(&self, loss: &Tensor, weight: u64) -> Result<f64, Error> {
         self.backward_of(loss, LossForm::Mean, weight)
     }
@@ -272,7 +275,9 @@ impl<'step> Pass<'step> {
     /// Collective over the shard group: it issues the gathers that this rank has not issued.
     ///
     /// # Errors
-    /// [`Error::Runtime`] if a gather fails; [`Error::PassOver`] after a backward.
+    /// [`Error::Runtime`] if a gather fails; [`Error::PassOver`] after a backward;
+    /// [`LostGradients::Unweighted`](crate::LostGradients::Unweighted) if the batch has counted in
+    /// statistics over all ranks.
     pub fn finish(self) -> Result<(), Error> {
         let inner = self.end("`finish`")?;
         self.check_counted()?;
@@ -340,6 +345,7 @@ impl<'step> Pass<'step> {
             let start = Start::of(seed, form, [loss.dtype(), self.narrowest_dtype(&reached)]);
             self.warn_of_cuts(&reached);
             self.differentiate(loss, &reached, start)?;
+            self.units.states.iter().try_for_each(|unit| unit.check_statistics())?;
         }
         self.finish_units(inner)?;
         Ok(value)

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use candle_core::Result;
+use candle_core::{Result, Tensor};
 use hsdp::ModelSpec;
 use hsdp_sharding::UnitId;
 use parking_lot::Mutex;
@@ -37,13 +37,15 @@ pub(crate) struct RecordedSums {
     unit: Arc<LiveUnit>,
     index: usize,
     sums: Vec<f64>,
+    /// Whether a gradient flows through the sums to the batch.
+    reaches_batch: AtomicBool,
     has_gradient: AtomicBool,
 }
 
 impl RecordedSums {
     /// Makes the unit wait for the backward of the statistics.
     pub(crate) fn await_backward(&self) {
-        self.unit.awaits_piece();
+        self.unit.awaits_statistics(self.index, self.reaches_batch.load(Ordering::Relaxed));
     }
 
     /// Ends the wait if the second run's backward did not come to the statistics.
@@ -98,6 +100,7 @@ impl BatchStatistics {
                     unit: Arc::clone(unit),
                     index: *index,
                     sums: sums.clone(),
+                    reaches_batch: AtomicBool::new(false),
                     has_gradient: AtomicBool::new(false),
                 }));
                 Ok(sums)
@@ -107,10 +110,22 @@ impl BatchStatistics {
     }
 
     /// Announces that the graph has a backward which calls [`backward`](Self::backward). The
-    /// gradients of the unit are complete after that call.
-    pub fn await_backward(&self) {
-        if let StatisticsSource::Once { unit, .. } = &self.0 {
-            unit.awaits_piece();
+    /// gradients of the unit are complete after that call. `batch` is the tensor that the sums are
+    /// computed from. If candle tracks it, the loss of this rank must depend on the layer, or the
+    /// backward of the pass fails with
+    /// [`LostGradients::Unreached`](crate::LostGradients::Unreached).
+    pub fn await_backward(&self, batch: &Tensor) {
+        match &self.0 {
+            StatisticsSource::Once { unit, index } => {
+                unit.awaits_statistics(*index, batch.track_op());
+            }
+            StatisticsSource::First { unit, index, record } => {
+                let record = record.lock();
+                if let Some(sums) = record.iter().find(|sums| sums.is(unit.id(), *index)) {
+                    sums.reaches_batch.store(batch.track_op(), Ordering::Relaxed);
+                }
+            }
+            StatisticsSource::Whole | StatisticsSource::Second(_) => {}
         }
     }
 

@@ -84,6 +84,8 @@ struct UnitLedger {
     parameters: Vec<UnitParameter>,
     /// Number of outstanding pieces of gradients, and of statistics whose backward is to come.
     awaited: usize,
+    /// Indices of those statistics through which gradients flow to the batch.
+    statistics: Vec<usize>,
     /// Number of uses whose backward may still read frozen parameters.
     holds: usize,
 }
@@ -121,8 +123,13 @@ impl LiveUnit {
         progress: Arc<PassProgress>,
     ) -> Self {
         let parameters = vec![UnitParameter::default(); handle.plan().spec()[id].params.len()];
-        let ledger =
-            UnitLedger { contents: UnitContents::Unused, parameters, awaited: 0, holds: 0 };
+        let ledger = UnitLedger {
+            contents: UnitContents::Unused,
+            parameters,
+            awaited: 0,
+            statistics: Vec::new(),
+            holds: 0,
+        };
         Self { id, handle, dtype, device, progress, ledger: Mutex::new(ledger) }
     }
 
@@ -226,10 +233,25 @@ impl LiveUnit {
         ledger.awaited += usize::from(!known);
     }
 
-    /// Expects the backward of statistics, or a piece of the gradient of a trainable parameter from
-    /// a recomputed use.
+    /// Expects a piece of the gradient of a trainable parameter from a recomputed use.
     pub(crate) fn awaits_piece(&self) {
         self.ledger.lock().awaited += 1;
+    }
+
+    /// Expects the backward of statistics. `reaches_batch` tells whether a gradient flows through
+    /// them.
+    pub(crate) fn awaits_statistics(&self, index: usize, reaches_batch: bool) {
+        let mut ledger = self.ledger.lock();
+        ledger.awaited += 1;
+        ledger.statistics.extend(reaches_batch.then_some(index));
+    }
+
+    /// Refuses a backward that did not come to statistics through which gradients flow.
+    pub(crate) fn check_statistics(&self) -> Result<(), Error> {
+        if self.ledger.lock().statistics.is_empty() {
+            return Ok(());
+        }
+        Err(Error::LostGradients(LostGradients::Unreached { unit: self.name().to_owned() }))
     }
 
     /// Sums statistics of a layer over all ranks in the forward.
@@ -248,6 +270,7 @@ impl LiveUnit {
         own.iter_mut().for_each(|it| *it *= factor);
         let mut sums = self.handle.statistics(self.id, index, Phase::Backward, own)?;
         sums.iter_mut().for_each(|it| *it /= factor);
+        self.ledger.lock().statistics.retain(|it| *it != index);
         self.end_statistics()?;
         Ok(sums)
     }

@@ -82,7 +82,7 @@ pub fn batch_norm(
     });
     let y = x.apply_op3(&layer.weight.contiguous()?, &layer.bias.contiguous()?, op)?;
     if y.track_op() {
-        layer.statistics.await_backward();
+        layer.statistics.await_backward(&x);
     }
     Ok(y)
 }

@@ -133,7 +133,7 @@ fn moments_of_batch(
     let statistics = Arc::clone(&layer.statistics);
     let sums = own.apply_op1(SumOfStatistics { sums: sums[1..].to_vec(), statistics })?;
     if sums.track_op() {
-        layer.statistics.await_backward();
+        layer.statistics.await_backward(x);
     }
     let means = (sums.to_device(x.device())? / moments.count)?;
     let (mean, square) = (means.narrow(0, 0, channels)?, means.narrow(0, channels, channels)?);

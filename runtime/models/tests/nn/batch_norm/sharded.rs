@@ -9,7 +9,9 @@ use hsdp::{
     DType as HsdpDType, Mesh, ModelOptions, Objective, Optimizer as _, Precision, Sgd, SgdOptions,
     ShardedModel, StepOptions, Uneven, World,
 };
-use hsdp_candle::{Error, ForwardMode, Parameters, Pass, Plain, UnitInputs, Units, UnitsExt};
+use hsdp_candle::{
+    Error, ForwardMode, LostGradients, Parameters, Pass, Plain, UnitInputs, Units, UnitsExt,
+};
 use hsdp_models::nn::{self, BatchNormOptions, composed};
 use hsdp_sharding::{ModelSpec, Param, Role, Unit};
 
@@ -514,43 +516,89 @@ fn a_rank_may_normalize_by_its_own_statistics() {
     Case { items: &[&[5, 0, 4, 6], &[4, 0, 7, 5]], ..case }.check("own statistics without data");
 }
 
-/// A net whose second output counts for the items of rank 0 alone. The forward of other ranks runs
-/// its norm, and their losses do not depend on it.
-#[test]
-fn a_loss_need_not_depend_on_a_norm() {
-    const BESIDE: Net = Net {
-        spec: || {
-            let [first, second, head] = dense_units();
-            let beside = Unit::new("beside").batch_norm("norm_beside", 3);
-            spec_of([first, second, beside.param(Param::new("beside.weight", [2, 3])), head])
-        },
-        item: &[3],
-        losses: |units, batch, run| {
-            let x = unit(units, ("first", run), &batch.x, |p, x| {
-                norm(p, "norm0", &linear(p, "first", x)?)?.tanh()
-            })?;
-            let x = unit(units, ("second", run), &x, |p, x| {
-                let y = norm(p, "norm1", &linear(p, "second.a", x)?)?.tanh()?;
-                norm(p, "norm2", &linear(p, "second.b", &y)?)?.add(x)
-            })?;
-            let beside = unit(units, ("beside", run), &batch.x, |p, x| {
-                linear(p, "beside", &norm(p, "norm_beside", x)?)
-            })?;
-            let y = unit(units, ("head", run), &x, |p, x| linear(p, "head", x))?;
-            let losses = squares(&y, batch)?;
-            if batch.ranks.iter().all(|rank| *rank > 0) {
-                return Ok(losses);
-            }
-            let counts: Vec<f32> =
-                batch.ranks.iter().map(|it| f32::from(u8::from(*it == 0))).collect();
-            let counts = Tensor::new(counts, losses.device())?;
-            losses.add(&(squares(&beside, batch)? * counts)?)
-        },
-    };
-    for mesh in [[1, 2], [2, 2]] {
-        for run in [Run::Once, Run::Recomputed] {
-            Case::of(BESIDE, mesh, run).check("a loss beside a norm");
+/// How a net runs a norm beside the others, on which the losses of the items of rank 0 alone depend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Beside {
+    /// On data, which has no gradient.
+    OnData,
+    /// On the output of another unit.
+    OnUnit,
+    /// On the output of another unit, which other ranks detach.
+    Detached,
+    /// On the output of another unit. Other ranks add the output of the norm times 0.
+    TimesZero,
+}
+
+fn beside_losses(units: &dyn Units, batch: &Batch, run: Run, beside: Beside) -> Result<Tensor> {
+    let counts: Vec<f32> = batch.ranks.iter().map(|it| if *it == 0 { 1.0 } else { 0.0 }).collect();
+    let has_none = !counts.contains(&1.0);
+    let counts = Tensor::new(counts, batch.x.device())?;
+    let first = unit(units, ("first", run), &batch.x, |p, x| {
+        norm(p, "norm0", &linear(p, "first", x)?)?.tanh()
+    })?;
+    let input = match beside {
+        Beside::OnData => Tensor::cat(&[&batch.x, &batch.x], 1)?,
+        Beside::OnUnit | Beside::TimesZero => first.clone(),
+        Beside::Detached if has_none => first.detach(),
+        Beside::Detached => {
+            let counts = counts.unsqueeze(1)?;
+            let kept = first.broadcast_mul(&counts)?;
+            kept.add(&first.detach().broadcast_mul(&counts.affine(-1.0, 1.0)?)?)?
         }
+    };
+    let second = unit(units, ("beside", run), &input, |p, x| {
+        linear(p, "beside", &norm(p, "norm_beside", x)?)
+    })?;
+    let y = unit(units, ("head", run), &first, |p, x| linear(p, "head", x))?;
+    let losses = squares(&y, batch)?;
+    match has_none && beside != Beside::TimesZero {
+        true => Ok(losses),
+        false => losses.add(&squares(&second, batch)?.mul(&counts)?),
+    }
+}
+
+fn beside_spec() -> ModelSpec {
+    let [first, _, head] = dense_units();
+    let beside = Unit::new("beside").batch_norm("norm_beside", 6);
+    spec_of([first, beside.param(Param::new("beside.weight", [2, 6])), head])
+}
+
+const ON_UNIT: Net = Net {
+    spec: beside_spec,
+    losses: |units, batch, run| beside_losses(units, batch, run, Beside::OnUnit),
+    ..DENSE
+};
+
+#[test]
+fn a_loss_need_not_depend_on_a_norm_of_data() {
+    let nets: [Net; 3] = [
+        Net { losses: |u, b, run| beside_losses(u, b, run, Beside::OnData), ..ON_UNIT },
+        Net { losses: |u, b, run| beside_losses(u, b, run, Beside::Detached), ..ON_UNIT },
+        Net { losses: |u, b, run| beside_losses(u, b, run, Beside::TimesZero), ..ON_UNIT },
+    ];
+    for (net, beside) in nets.into_iter().zip(["data", "detached input", "times 0"]) {
+        for mesh in [[1, 2], [2, 2]] {
+            for run in [Run::Once, Run::Recomputed] {
+                Case::of(net, mesh, run).check(beside);
+            }
+        }
+    }
+}
+
+/// The loss of rank 0 depends on the batches of the others through the statistics.
+#[test]
+fn a_loss_without_a_norm_that_other_losses_depend_on_is_refused() {
+    for run in [Run::Once, Run::Recomputed] {
+        let case = Case::of(ON_UNIT, [1, 2], run);
+        let ends = results(2, |world| case.train_rank(world).expect_err("gradients would be lost"));
+        assert!(
+            matches!(&ends[1], Error::LostGradients(LostGradients::Unreached { unit })
+                if unit == "beside"),
+            "{run:?}: {:?}",
+            ends[1]
+        );
+        let told = ends[0].to_string();
+        assert!(told.contains("rank 1") && told.contains("statistics of unit beside"), "{told}");
     }
 }
 
