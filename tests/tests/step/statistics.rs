@@ -2,11 +2,11 @@
 
 use hsdp::{
     Error, LossSum, ModelOptions, Phase, ShardedModel, Step, StepOptions, Uneven, UnitGradients,
-    UnitId, World,
+    UnitId, World, WorldOptions,
 };
-use hsdp_comm::{Channel, Op};
+use hsdp_comm::{Between, Channel, Op};
 use hsdp_sharding::{ModelSpec, Param, Unit};
-use hsdp_tests::support::worlds::{common, mesh, on_ranks, outcomes};
+use hsdp_tests::support::worlds::{common, launched, mesh, on_ranks, outcomes};
 
 const NORMS: UnitId = UnitId::new(0);
 const HEAD: UnitId = UnitId::new(1);
@@ -67,11 +67,30 @@ fn sums(of_ranks: &[f64], elements: usize) -> Vec<f64> {
     (0..elements).map(|at| of_ranks.iter().map(|own| own + at as f64).sum()).collect()
 }
 
+/// Runs each rank to its end, by threads that read each other's memory or exchange messages.
+fn each_rank<T: Send>(
+    ranks: usize,
+    between: Between,
+    run: impl Fn(World) -> Result<T, Error> + Sync,
+) -> Vec<T> {
+    let ended = launched(ranks, WorldOptions { between, ..WorldOptions::default() }, run);
+    ended.into_iter().map(|end| end.expect("no panic").expect("no error")).collect()
+}
+
 #[test]
 fn each_rank_gets_the_sums_of_all() {
+    each_rank_gets_sums(Between::Memory);
+}
+
+#[test]
+fn ranks_without_shared_memory_get_the_same_sums() {
+    each_rank_gets_sums(Between::Messages);
+}
+
+fn each_rank_gets_sums(between: Between) {
     for sizes in [[1, 1], [1, 2], [2, 2], [4, 1]] {
         let ranks = sizes[0] * sizes[1];
-        let (seen, calls) = common(on_ranks(ranks, |world| {
+        let (seen, calls) = common(each_rank(ranks, between, |world| {
             let own = world.rank().index() as f64 + 0.5;
             let mut model = model(world.clone(), &ModelOptions::on(mesh(sizes[0], sizes[1])))?;
             let mut seen = Vec::new();
