@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{Param, Role};
-use crate::{DType, ElemCount, Phase};
+use crate::{DType, ElemCount};
 
 /// Whether a unit's full parameters are freed after its forward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -29,6 +29,15 @@ impl fmt::Display for AfterForward {
             Self::Discard => "discard",
         })
     }
+}
+
+/// One half of a microbatch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Phase {
+    /// From the batch to the loss.
+    Forward,
+    /// From the loss to the gradients.
+    Backward,
 }
 
 /// Statistics of a batch that a unit sums over all ranks, such as those of a batch norm: in the
