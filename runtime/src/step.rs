@@ -7,13 +7,14 @@ mod gathers;
 pub(crate) mod gradients;
 mod reductions;
 pub(crate) mod refusals;
+mod statistics;
 mod step_state;
 
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use hsdp_sharding::{BufferId, Plan, UnitId};
+use hsdp_sharding::{BufferId, Phase, Plan, UnitId};
 
 use crate::error::Error;
 use crate::options::objective::{LossSum, Seed};
@@ -300,6 +301,29 @@ impl PassHandle {
     /// If the model has no such buffer.
     pub fn write_buffer(&self, buffer: BufferId, values: &[f32]) -> Result<(), Error> {
         self.engine.write_buffer(self.token, buffer, values)
+    }
+
+    /// Sums statistics of a batch over all ranks, in rank order, in a unit's forward or backward:
+    /// those that the unit declares by
+    /// [`Unit::batch_norm`](hsdp_sharding::Unit::batch_norm), with `index` counted in the unit.
+    ///
+    /// `own`: `[2 channels + 1]` in the forward, `[2 channels]` in the backward; output the sums. A
+    /// rank without data, or whose program leaves them out, takes part with zeros. In the backward
+    /// they come in the reverse order of the forward. **Collective** over the world.
+    ///
+    /// # Errors
+    /// [`Error::Misuse`] if the unit has no such statistics or is not in use, they were summed in
+    /// this microbatch before, the program has come to later ones, or in a batch of an evaluation;
+    /// [`Error::Size`] for another number of elements; [`Error::StalePass`] if the microbatch is
+    /// over; [`Error::Comm`] if the collective fails.
+    pub fn statistics(
+        &self,
+        unit: UnitId,
+        index: usize,
+        phase: Phase,
+        own: Vec<f64>,
+    ) -> Result<Vec<f64>, Error> {
+        self.engine.statistics(self.token, unit, index, phase, own)
     }
 
     /// Notes why this rank's step will fail: the text of an error outside of the runtime, such as

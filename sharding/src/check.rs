@@ -40,6 +40,7 @@ impl ModelSpec {
         self.check_unit_names()?;
         self.check_param_names()?;
         self.check_buffer_names()?;
+        self.check_statistics()?;
         self.check_settings()?;
         self.units().iter().try_for_each(Unit::check)?;
         self.check_owned()?;
@@ -80,6 +81,21 @@ impl ModelSpec {
             if let Some(owner) = owner.filter(|owner| *owner != id) {
                 let first = self.buffers().take_while(|(earlier, _)| *earlier != owner).count();
                 return Err(duplicate("buffer", &buffer.name, first, second));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_statistics(&self) -> Result<(), Error> {
+        let mut owners = HashMap::new();
+        let all = self.units().iter().flat_map(|unit| &unit.statistics);
+        for (second, statistics) in all.enumerate() {
+            let name = statistics.name.as_str();
+            if statistics.channels == 0 {
+                return Err(Error::NoChannels { statistics: name.to_owned() });
+            }
+            if let Some(first) = owners.insert(name, second) {
+                return Err(duplicate("statistic", name, first, second));
             }
         }
         Ok(())

@@ -48,7 +48,7 @@ pub enum Error {
     /// Two parameters, or two units, have the same name.
     #[error("two {what}s are called `{name}`: number {first} and number {second} of the model")]
     DuplicateName {
-        /// The kind of the two: "parameter", "buffer" or "unit".
+        /// The kind of the two: "parameter", "buffer", "statistic" or "unit".
         what: &'static str,
         /// The name that occurs twice.
         name: String,
@@ -64,6 +64,12 @@ pub enum Error {
         buffer: String,
         /// The reason why it is refused.
         problem: BufferProblem,
+    },
+    /// [Statistics](crate::Statistics) have no channel.
+    #[error("statistics `{statistics}` have 0 channels")]
+    NoChannels {
+        /// Their name.
+        statistics: String,
     },
     /// A [setting](crate::ModelSpec::setting) is stated twice.
     #[error("setting `{name}` is stated twice: {} and {}", values[0], values[1])]

@@ -85,11 +85,11 @@ pub use self::error::{BufferProblem, Error, StorageProblem, TieProblem};
 pub use self::layout::{ALIGNMENT, ParamSlot, Piece, Pieces, Region, UnitLayout};
 pub use self::mesh::{Axis, Coordinate, Mesh};
 pub use self::plan::{
-    Accumulation, Flow, FullCopies, Gather, MemoryPlan, Offload, Owners, Part, Phase, Plan,
-    PlanOptions, Traffic, UpdatePlan, WholeMatrix, Wholes,
+    Accumulation, Flow, FullCopies, Gather, MemoryPlan, Offload, Owners, Part, Plan, PlanOptions,
+    Traffic, UpdatePlan, WholeMatrix, Wholes,
 };
 pub use self::rank::Rank;
 pub use self::spec::{
-    AfterForward, BufferId, BufferRule, Granularity, Matrices, ModelSpec, Param, ParamId, Role,
-    State, Unit, UnitId,
+    AfterForward, BufferId, BufferRule, Granularity, Matrices, ModelSpec, Param, ParamId, Phase,
+    Role, State, Statistics, Unit, UnitId,
 };

@@ -14,13 +14,15 @@ use std::sync::Arc;
 pub use self::memory::MemoryPlan;
 pub use self::options::{Accumulation, FullCopies, Offload, PlanOptions};
 pub use self::owners::{Owners, Part, WholeMatrix, Wholes};
+pub use self::schedule::Gather;
 use self::schedule::Schedule;
-pub use self::schedule::{Gather, Phase};
 pub use self::traffic::{Flow, Traffic};
 use self::update::UpdateFlows;
 pub use self::update::UpdatePlan;
 use crate::check::MAX_ELEMENTS;
-use crate::{BufferId, ByteCount, DType, Error, Mesh, ModelSpec, Piece, Rank, UnitId, UnitLayout};
+use crate::{
+    BufferId, ByteCount, DType, Error, Mesh, ModelSpec, Phase, Piece, Rank, UnitId, UnitLayout,
+};
 
 /// The layouts, the collective schedule and the exact costs of a step.
 ///

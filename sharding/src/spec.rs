@@ -8,7 +8,7 @@ mod unit;
 pub use self::model::{BufferId, ModelSpec, ParamId, UnitId};
 pub use self::param::{BufferRule, Granularity, Param, Role};
 pub use self::state::{Matrices, State};
-pub use self::unit::{AfterForward, Unit};
+pub use self::unit::{AfterForward, Phase, Statistics, Unit};
 
 #[cfg(test)]
 mod tests {

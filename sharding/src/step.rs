@@ -10,6 +10,7 @@
 //! | [`begin`](StepMachine::begin) | begins a step, or ends its run | exchanges of headers |
 //! | [`begin_microbatch`](StepMachine::begin_microbatch) | begins a microbatch | an exchange, if the number of microbatches was not given |
 //! | [`need`](StepMachine::need) | needs a unit's parameters | its gather, and the unit |
+//! | [`statistics`](StepMachine::statistics) | has the statistics of a batch, in a unit's forward or backward | their sums over all ranks |
 //! | [`loss`](StepMachine::loss) | has the loss | the rest of the forward's gathers |
 //! | [`offer`](StepMachine::offer) | has a unit's gradients | reductions whose turn has come |
 //! | [`end_microbatch`](StepMachine::end_microbatch) | ends the microbatch, or a batch of an evaluation | all gathers and reductions that are left |
@@ -36,6 +37,7 @@
 //! | `g1`, `g1'` | the gather of unit 1 for the forward is issued; for the backward |
 //! | `u1`, `u1'` | the gathered unit is handed out |
 //! | `d1`, `d1'` | the gathered unit is not used, and dropped |
+//! | `s1.0`, `s1.0'` | statistics 0 of unit 1 are issued in the forward; in the backward |
 //! | `l1` | the unit's gradients are accumulated unsharded |
 //! | `r1` | its reduce-scatter is issued |
 //! | `a1` | its all-reduce is issued |
@@ -53,6 +55,7 @@ mod order;
 mod output;
 mod reductions;
 mod rules;
+mod statistics;
 #[cfg(test)]
 mod tests;
 mod training;

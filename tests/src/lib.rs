@@ -1,6 +1,7 @@
 //! Tests across the crates, and the conformance runner.
 
 pub mod conformance;
+pub mod golden;
 pub mod soak;
 pub mod support;
 

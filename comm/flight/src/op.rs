@@ -101,5 +101,7 @@ names! {
         Control = "control",
         /// Operations that the embedding program issues itself.
         User = "user",
+        /// Sums of statistics over all ranks, in the midst of a unit's forward and backward.
+        Statistics = "statistics",
     }
 }

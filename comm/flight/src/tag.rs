@@ -134,6 +134,8 @@ names! {
         User = "user",
         /// Exchanging matrices and sums in an update by an optimizer.
         Update = "update",
+        /// Summing the statistics of a batch over all ranks.
+        Statistics = "statistics",
     }
 }
 

@@ -34,7 +34,7 @@ use crate::recorded::is_buffer;
 /// something other than the model declares. For example, an f32 builder over a bf16 model would
 /// copy each parameter. It fails with
 /// [`DeclarationError::Buffers`](crate::DeclarationError::Buffers) if the constructor asks for
-/// running statistics that the model declares as trainable. Initialization hints have no effect
+/// running statistics that the model declares as trainable or as a buffer. Initialization hints have no effect
 /// (see [`record`](crate::record)).
 #[must_use]
 pub fn var_builder(parameters: &dyn Parameters) -> VarBuilder<'_> {
@@ -94,6 +94,9 @@ impl UnitBackend<'_> {
                 }))?;
             }
             return Ok(tensor);
+        }
+        if spec.find_buffer(name).is_some() {
+            Err(Error::Declaration(DeclarationError::Buffers { names: name.to_owned() }))?;
         }
         self.0.get(name) // It has the error of a name that the model does not have.
     }

@@ -1,7 +1,9 @@
 //! Conversion of hsdp's placements and dtypes to candle's.
 
 use candle_core::{DType, Device, Result, Tensor, bail};
-use hsdp::{ModelSpec, Placement, Precision};
+use hsdp::{ModelSpec, Param, Placement, Precision};
+
+use crate::error::{DeclarationError, Error};
 
 /// Returns the candle device of a rank. It is the GPU of the rank's part of the model if this crate
 /// is built with `candle-cuda`, else the CPU. The rank's own thread calls this, so that it has a
@@ -54,6 +56,19 @@ pub(crate) fn cast_inputs(inputs: &[Tensor], dtype: DType) -> Result<Vec<Tensor>
         _ => Ok(input.clone()),
     };
     inputs.iter().map(cast).collect()
+}
+
+/// Refuses to write a buffer in another shape than its own.
+pub(crate) fn check_written(buffer: &Param, value: &Tensor) -> Result<()> {
+    if value.dims() == buffer.shape {
+        return Ok(());
+    }
+    Err(Error::Declaration(DeclarationError::BufferShape {
+        buffer: buffer.name.clone(),
+        written: value.dims().to_vec(),
+        declared: buffer.shape.clone(),
+    })
+    .into())
 }
 
 /// Casts the output of a model to the output dtype of `precision`, if one is set.

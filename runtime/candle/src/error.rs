@@ -78,6 +78,35 @@ pub enum DeclarationError {
         /// The name in the call.
         name: String,
     },
+    /// A forward reads a buffer as a parameter.
+    #[error(
+        "unit {unit} reads {name} as a parameter, and the model declares it as a buffer: read it \
+         with `Parameters::buffer`"
+    )]
+    IsBuffer {
+        /// The unit whose forward read the buffer.
+        unit: String,
+        /// The name in the call.
+        name: String,
+    },
+    /// The model has no buffer of this name.
+    #[error("unit {unit} uses buffer {name}, which the model does not have")]
+    UnknownBuffer {
+        /// The unit whose forward read or wrote the buffer.
+        unit: String,
+        /// The name in the call.
+        name: String,
+    },
+    /// A forward writes a buffer in another shape than the model declares.
+    #[error("buffer {buffer} is written as {written:?}, and declared as {declared:?}")]
+    BufferShape {
+        /// The buffer.
+        buffer: String,
+        /// The shape in the call.
+        written: Vec<usize>,
+        /// The shape in the model's description.
+        declared: Vec<usize>,
+    },
     /// A constructor asks for a parameter in another shape than the model declares.
     #[error(
         "parameter {parameter} of unit {unit} is asked for as {asked:?}, and declared as {declared:?}"
@@ -144,9 +173,9 @@ pub enum DeclarationError {
     /// A constructor asks for state that a forward changes. The layer would change a copy of it.
     #[error(
         "{names} are buffers, not parameters: a forward in training changes them, and not by \
-         gradients, so hsdp would lose the changes; use a norm without running statistics \
-         (`layer_norm`, `group_norm`), or, if they do not change, declare them as frozen parameters \
-         in a `ModelSpec` of your own and run the layer with `train` false"
+         gradients, and candle's layer changes a copy, which hsdp would lose; use \
+         `hsdp_models::nn::batch_norm` and declare it with `Recorded::batch_norm` or \
+         `Unit::batch_norm`, or declare state of your own with `Param::buffer`"
     )]
     Buffers {
         /// Names separated by commas, each with a reason if the name itself is not the reason.
@@ -270,6 +299,28 @@ pub enum LostGradients {
     OtherPass {
         /// The unit of the other pass, if it is known.
         what: String,
+    },
+    /// A microbatch without weight, or without a backward, has counted in the statistics of all
+    /// ranks.
+    #[error(
+        "values of this rank count in the statistics of unit {unit}, and so in the losses of all \
+         ranks, but this microbatch has the weight 0: gradients through these statistics would be \
+         lost; give a rank whose items have no weight no items at all (`StepOptions::without_data`)"
+    )]
+    Unweighted {
+        /// The unit.
+        unit: String,
+    },
+    /// A loss does not depend on a layer in whose statistics over all ranks the batch has counted.
+    #[error(
+        "values of this rank count in the statistics of unit {unit}, and so in the losses of other \
+         ranks, but the loss of this rank does not depend on that layer: gradients through these \
+         statistics would be lost; detach the input of the layer, or add its output to the loss, \
+         times 0 if it does not count"
+    )]
+    Unreached {
+        /// The unit.
+        unit: String,
     },
     /// A gradient came from a backward that no pass runs.
     #[error(

@@ -130,7 +130,8 @@
 //!
 //! In reading order: `model` (the traits), `builder`, `recorded` (models with constructors),
 //! `plain`, `pass` (implementations of the traits), `ops` (the custom ops that candle calls),
-//! `unit` (the state of a unit in a microbatch, and its uses), `variables` (the variables that a
+//! `unit` (the state of a unit in a microbatch, and its uses), `statistics` (sums of a batch over all
+//! ranks), `variables` (the variables that a
 //! loss depends on), `recompute`, `storage`, `gradient`, `cuda` (moving and lending buffers),
 //! `error`; [`distributed`].
 
@@ -150,6 +151,7 @@ mod plain;
 pub mod prelude;
 mod recompute;
 mod recorded;
+mod statistics;
 mod storage;
 mod unit;
 mod variables;
@@ -158,8 +160,9 @@ mod zeros;
 pub use builder::var_builder;
 pub use convert::{candle_dtype, device};
 pub use error::{DeclarationError, Error, LostGradients};
-pub use model::{Forward, Parameters, RepeatableForward, UnitInputs, Units, UnitsExt};
+pub use model::{Forward, ForwardMode, Parameters, RepeatableForward, UnitInputs, Units, UnitsExt};
 pub use pass::Pass;
 pub use plain::Plain;
 pub use recorded::{Recorded, record};
+pub use statistics::BatchStatistics;
 pub use variables::VariableGradient;

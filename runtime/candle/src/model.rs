@@ -10,6 +10,8 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Result, Tensor};
 use hsdp_sharding::ModelSpec;
 
+use crate::statistics::BatchStatistics;
+
 /// Provides a unit's forward with its parameters.
 ///
 /// Layers whose constructors take a `VarBuilder` read them through
@@ -24,6 +26,32 @@ pub trait Parameters: Sync {
     /// If the model has no such parameter, or it cannot be gathered.
     fn get(&self, name: &str) -> Result<Tensor>;
 
+    /// Returns a [buffer](hsdp_sharding::Param::buffer), in the declared shape and in f32: as this
+    /// rank has last written it in the step, or as it was before the step.
+    ///
+    /// # Errors
+    /// If the model has no such buffer, or the microbatch is over.
+    fn buffer(&self, name: &str) -> Result<Tensor>;
+
+    /// Writes a buffer, which later microbatches of the step read. It counts when the step has
+    /// finished; a step that is dropped or skipped leaves the buffer as it was. The second run of a
+    /// [recomputed](UnitsExt::recomputed) unit writes nothing.
+    ///
+    /// # Errors
+    /// If the model has no such buffer, `value` has another shape, or the forward is an evaluation.
+    fn write_buffer(&self, name: &str, value: &Tensor) -> Result<()>;
+
+    /// Returns whether the forward is a part of training, for layers that compute another function
+    /// in an evaluation.
+    ///
+    /// # Errors
+    /// On a [`Plain`](crate::Plain) whose mode was not set.
+    fn mode(&self) -> Result<ForwardMode>;
+
+    /// Returns the sums over all ranks that the layer `name`
+    /// [declares](hsdp_sharding::Unit::batch_norm); `None` if no unit declares any.
+    fn statistics(&self, name: &str) -> Option<BatchStatistics>;
+
     /// Returns the description of the model, with the declared shape of each parameter.
     fn spec(&self) -> &ModelSpec;
 
@@ -33,6 +61,15 @@ pub trait Parameters: Sync {
 
     /// Returns the device of all parameters.
     fn device(&self) -> &Device;
+}
+
+/// Whether a forward is a part of training.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ForwardMode {
+    /// The forward of a step.
+    Training,
+    /// The forward of an evaluation.
+    Evaluation,
 }
 
 /// A unit's forward: from its parameters and its inputs to its output.

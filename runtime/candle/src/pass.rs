@@ -250,9 +250,12 @@ impl<'step> Pass<'step> {
     /// [`LostGradients::BesideOutput`](crate::LostGradients::BesideOutput) if it depends on a
     /// tensor that left a recomputed unit beside its output;
     /// [`LostGradients::OtherPass`](crate::LostGradients::OtherPass) if it depends on a unit that
-    /// another pass runs; [`Error::Runtime`] if a collective fails, or if `loss` was computed in
-    /// another microbatch; [`Error::Candle`] if `loss` is not a scalar of floats, or an op has no
-    /// backward; [`Error::PassOver`] after another backward.
+    /// another pass runs; [`LostGradients::Unweighted`](crate::LostGradients::Unweighted) and
+    /// [`LostGradients::Unreached`](crate::LostGradients::Unreached) if the batch has counted in
+    /// statistics over all ranks, and the loss has the weight 0 or does not depend on them;
+    /// [`Error::Runtime`] if a collective fails, or if `loss` was computed in another microbatch;
+    /// [`Error::Candle`] if `loss` is not a scalar of floats, or an op has no backward;
+    /// [`Error::PassOver`] after another backward.
     pub fn backward(&self, loss: &Tensor, weight: u64) -> Result<f64, Error> {
         self.backward_of(loss, LossForm::Mean, weight)
     }
@@ -272,10 +275,23 @@ impl<'step> Pass<'step> {
     /// Collective over the shard group: it issues the gathers that this rank has not issued.
     ///
     /// # Errors
-    /// [`Error::Runtime`] if a gather fails; [`Error::PassOver`] after a backward.
+    /// [`Error::Runtime`] if a gather fails; [`Error::PassOver`] after a backward;
+    /// [`LostGradients::Unweighted`](crate::LostGradients::Unweighted) if the batch has counted in
+    /// statistics over all ranks.
     pub fn finish(self) -> Result<(), Error> {
         let inner = self.end("`finish`")?;
+        self.check_counted()?;
         self.finish_units(inner)
+    }
+
+    /// Refuses a microbatch without weight in which values of this rank counted in the statistics
+    /// of all ranks.
+    fn check_counted(&self) -> Result<(), Error> {
+        let Some(unit) = self.units.progress.counted() else { return Ok(()) };
+        let unit = self.handle.plan().spec()[unit].name.clone();
+        let error = Error::LostGradients(LostGradients::Unweighted { unit });
+        self.handle.note_failure(&error);
+        Err(error)
     }
 
     /// Takes the pass of the runtime for the call that ends the microbatch.
@@ -323,11 +339,13 @@ impl<'step> Pass<'step> {
         // The mean over no items is NaN, and its gradient would be, too. Such a loss has the seed
         // 0.
         if seed.value() == 0.0 {
+            self.check_counted()?;
             self.wanted.deliver(&reached, Tensor::zeros_like)?;
         } else {
             let start = Start::of(seed, form, [loss.dtype(), self.narrowest_dtype(&reached)]);
             self.warn_of_cuts(&reached);
             self.differentiate(loss, &reached, start)?;
+            self.units.states.iter().try_for_each(|unit| unit.check_statistics())?;
         }
         self.finish_units(inner)?;
         Ok(value)

@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Result, Shape, Tensor, Var, bail};
 use hsdp::Precision;
-use hsdp_sharding::{ModelSpec, Unit};
+use hsdp_sharding::{ModelSpec, Param, Unit};
+use parking_lot::Mutex;
 
-use crate::convert::{candle_dtype, cast_inputs, cast_output, casts_inputs};
+use crate::convert::{candle_dtype, cast_inputs, cast_output, casts_inputs, check_written};
 use crate::error::{DeclarationError, Error};
-use crate::model::{Forward, Parameters, Units};
+use crate::model::{Forward, ForwardMode, Parameters, Units};
+use crate::statistics::{BatchStatistics, declared};
 
 /// Whole parameters in candle [`Var`]s, for comparison with a sharded run, and to sample from a
 /// trained model.
@@ -22,6 +24,8 @@ pub struct Plain {
     casts_inputs: bool,
     device: Device,
     parameters: BTreeMap<String, Var>,
+    buffers: Mutex<BTreeMap<String, Tensor>>,
+    mode: Option<ForwardMode>,
 }
 
 impl Plain {
@@ -51,25 +55,80 @@ impl Plain {
         device: &Device,
     ) -> Result<Self> {
         let dtype = candle_dtype(precision.parameters)?;
-        let var = |unit: &Unit, param: &hsdp_sharding::Param| {
-            let dtype = dtype_of(unit, dtype)?;
+        let tensor = |param: &Param| {
             let Some(values) = values.get(&param.name) else {
-                bail!("parameter {} has no values", param.name)
+                bail!("{} has no values", param.name)
             };
-            let shape = Shape::from(param.shape.clone());
-            let tensor = Tensor::from_slice(values, shape, device)?.to_dtype(dtype)?;
+            Tensor::from_slice(values, Shape::from(param.shape.clone()), device)
+        };
+        let var = |unit: &Unit, param: &Param| {
+            let tensor = tensor(param)?.to_dtype(dtype_of(unit, dtype)?)?;
             Ok((param.name.clone(), Var::from_tensor(&tensor)?))
         };
         let all = spec.params().map(|(id, param)| var(&spec[id.unit], param));
         let parameters = all.collect::<Result<_>>()?;
+        let buffers = spec.buffers().map(|(_, it)| Ok((it.name.clone(), tensor(it)?)));
+        let buffers = Mutex::new(buffers.collect::<Result<_>>()?);
         let casts_inputs = casts_inputs(&spec);
-        Ok(Self { spec, precision, dtype, casts_inputs, device: device.clone(), parameters })
+        Ok(Self {
+            spec,
+            precision,
+            dtype,
+            casts_inputs,
+            device: device.clone(),
+            parameters,
+            buffers,
+            mode: None,
+        })
     }
 
     /// Returns the parameters by name.
     #[must_use]
     pub fn parameters(&self) -> &BTreeMap<String, Var> {
         &self.parameters
+    }
+
+    /// Returns a buffer as it was last written.
+    ///
+    /// # Errors
+    /// If the model has no such buffer.
+    pub fn buffer(&self, name: &str) -> Result<Tensor> {
+        match self.buffers.lock().get(name) {
+            Some(buffer) => Ok(buffer.clone()),
+            None => bail!("the model has no buffer {name}"),
+        }
+    }
+
+    /// Sets whether the forwards that follow are a part of training. A layer that differs in an
+    /// evaluation, such as a batch norm, needs it.
+    #[must_use]
+    pub fn in_mode(self, mode: ForwardMode) -> Self {
+        Self { mode: Some(mode), ..self }
+    }
+
+    fn write_buffer(&self, name: &str, value: &Tensor) -> Result<()> {
+        let Some(id) = self.spec.find_buffer(name) else { bail!("the model has no buffer {name}") };
+        if self.mode == Some(ForwardMode::Evaluation) {
+            bail!("buffer {name} is written in an evaluation")
+        }
+        check_written(&self.spec[id], value)?;
+        let value = value.detach().to_dtype(DType::F32)?;
+        self.buffers.lock().insert(name.to_owned(), value);
+        Ok(())
+    }
+
+    fn mode(&self) -> Result<ForwardMode> {
+        match self.mode {
+            Some(mode) => Ok(mode),
+            None => bail!(
+                "a layer computes another function in an evaluation than in training: set one of \
+                 the two with `Plain::in_mode`"
+            ),
+        }
+    }
+
+    fn statistics(&self, name: &str) -> Option<BatchStatistics> {
+        declared(&self.spec, name).map(|_| BatchStatistics::of_whole_batch())
     }
 }
 
@@ -89,6 +148,22 @@ impl Parameters for PlainUnit<'_> {
         self.plain.get(name)
     }
 
+    fn buffer(&self, name: &str) -> Result<Tensor> {
+        self.plain.buffer(name)
+    }
+
+    fn write_buffer(&self, name: &str, value: &Tensor) -> Result<()> {
+        self.plain.write_buffer(name, value)
+    }
+
+    fn mode(&self) -> Result<ForwardMode> {
+        self.plain.mode()
+    }
+
+    fn statistics(&self, name: &str) -> Option<BatchStatistics> {
+        self.plain.statistics(name)
+    }
+
     fn spec(&self) -> &ModelSpec {
         &self.plain.spec
     }
@@ -106,6 +181,22 @@ impl Parameters for Plain {
     fn get(&self, name: &str) -> Result<Tensor> {
         let Some(id) = self.spec.find(name) else { bail!("the model has no parameter {name}") };
         Ok(self.parameters[&self.spec[id].name].as_tensor().clone())
+    }
+
+    fn buffer(&self, name: &str) -> Result<Tensor> {
+        self.buffer(name)
+    }
+
+    fn write_buffer(&self, name: &str, value: &Tensor) -> Result<()> {
+        self.write_buffer(name, value)
+    }
+
+    fn mode(&self) -> Result<ForwardMode> {
+        self.mode()
+    }
+
+    fn statistics(&self, name: &str) -> Option<BatchStatistics> {
+        self.statistics(name)
     }
 
     fn spec(&self) -> &ModelSpec {

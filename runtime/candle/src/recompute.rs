@@ -15,6 +15,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 #[cfg(feature = "candle-cuda")]
 use candle_core::CudaStorage;
@@ -22,13 +23,14 @@ use candle_core::backprop::GradStore;
 use candle_core::{
     CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Storage, Tensor, Var, bail,
 };
-use hsdp::{ModelSpec, ParamId};
+use hsdp::{BufferId, ModelSpec, ParamId};
 use hsdp_sharding::Role;
 use parking_lot::Mutex;
 
 use crate::error::{Error, LostGradients};
-use crate::model::{Parameters, RepeatableForward};
+use crate::model::{ForwardMode, Parameters, RepeatableForward};
 use crate::ops::{IdentityOp, InputOp, copy};
+use crate::statistics::{self, BatchStatistics, RecordedSums};
 use crate::storage::{move_back, move_to_variable};
 use crate::unit::{LiveUnit, UnitUsage};
 use crate::variables::Reached;
@@ -86,6 +88,10 @@ pub(crate) struct RecomputeOp {
     pub(crate) usage: Arc<UnitUsage>,
     pub(crate) inputs: Vec<RecomputedInput>,
     pub(crate) reads: Vec<RecomputedRead>,
+    /// Buffers as the first run has read them, in the order of its reads.
+    pub(crate) buffers: Vec<(BufferId, Tensor)>,
+    /// Sums of statistics that the first run has seen.
+    pub(crate) statistics: Vec<Arc<RecordedSums>>,
     /// Output of the first run, until it becomes the output of the op.
     pub(crate) output: Mutex<Option<Tensor>>,
 }
@@ -174,11 +180,13 @@ struct SecondRun<'a> {
     /// Variables, and the tensors that get their storages back, by the parameter's index in
     /// `reads`.
     leaves: Mutex<BTreeMap<usize, (Tensor, Tensor)>>,
+    /// Number of reads of buffers so far.
+    buffers_read: AtomicUsize,
 }
 
 impl<'a> SecondRun<'a> {
     fn of(op: &'a RecomputeOp) -> Self {
-        Self { op, leaves: Mutex::default() }
+        Self { op, leaves: Mutex::default(), buffers_read: AtomicUsize::new(0) }
     }
 
     fn read(&self, name: &str) -> Result<Tensor> {
@@ -229,13 +237,44 @@ impl<'a> SecondRun<'a> {
                 read.unit.accept(read.index, piece.as_ref())?;
             }
         }
-        Ok(())
+        self.op.statistics.iter().try_for_each(|sums| sums.end_backward())
+    }
+
+    /// Returns a buffer as the first run has read it.
+    fn read_buffer(&self, name: &str) -> Result<Tensor> {
+        let id = self.spec().find_buffer(name);
+        let index = self.buffers_read.fetch_add(1, Ordering::Relaxed);
+        match self.op.buffers.get(index) {
+            Some((read, buffer)) if Some(*read) == id => Ok(buffer.clone()),
+            _ => {
+                let how = format!("its second run reads buffer {name} where its first did not");
+                Err(self.op.not_repeatable(how).into())
+            }
+        }
     }
 }
 
 impl Parameters for SecondRun<'_> {
     fn get(&self, name: &str) -> Result<Tensor> {
         self.read(name)
+    }
+
+    fn buffer(&self, name: &str) -> Result<Tensor> {
+        self.read_buffer(name)
+    }
+
+    fn write_buffer(&self, _: &str, _: &Tensor) -> Result<()> {
+        Ok(())
+    }
+
+    fn mode(&self) -> Result<ForwardMode> {
+        Ok(ForwardMode::Training)
+    }
+
+    fn statistics(&self, name: &str) -> Option<BatchStatistics> {
+        let (unit, index) = statistics::declared(self.spec(), name)?;
+        let recorded = self.op.statistics.iter().find(|sums| sums.is(unit, index))?;
+        Some(BatchStatistics::second(Arc::clone(recorded)))
     }
 
     fn spec(&self) -> &ModelSpec {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Result as CandleResult, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
-use hsdp_sharding::{AfterForward, ModelSpec, Param, Unit};
+use hsdp_sharding::{AfterForward, ModelSpec, Param, Statistics, Unit};
 use parking_lot::Mutex;
 
 use crate::error::{DeclarationError, Error, listed};
@@ -40,7 +40,7 @@ pub fn record<M>(
         let names = listed(buffers.iter());
         return Err(Error::Declaration(DeclarationError::Buffers { names }));
     }
-    Ok(Recorded { parameters, marked: Vec::new(), redeclared: None })
+    Ok(Recorded { parameters, norms: Vec::new(), marked: Vec::new(), redeclared: None })
 }
 
 /// Parameters that a model's constructors asked for, in this order, with their shapes and
@@ -48,6 +48,8 @@ pub fn record<M>(
 #[derive(Clone, Debug)]
 pub struct Recorded {
     parameters: Vec<RecordedParameter>,
+    /// Batch norms that the program has added.
+    norms: Vec<Statistics>,
     /// Names of marked units, each with its mark.
     marked: Vec<(String, Mark)>,
     /// First parameter that `map` gave another name or shape, as recorded and as changed.
@@ -72,7 +74,8 @@ struct RecordedParameter {
 }
 
 impl Recorded {
-    /// Returns the parameters, in the order in which the constructors asked for them.
+    /// Returns the parameters, in the order in which the constructors asked for them, and then the
+    /// parameters and buffers of added [batch norms](Self::batch_norm).
     pub fn params(&self) -> impl ExactSizeIterator<Item = &Param> {
         self.parameters.iter().map(|parameter| &parameter.param)
     }
@@ -89,6 +92,22 @@ impl Recorded {
             }
             *param = changed;
         }
+        self
+    }
+
+    /// Adds a batch norm over `channels` with statistics over all ranks, which a forward applies
+    /// with `hsdp_models::nn::batch_norm`: the parameters `{name}.weight`, 1 at first, and
+    /// `{name}.bias`, 0, and the buffers `{name}.running_mean`, 0, and `{name}.running_var`, 1. They
+    /// belong to the unit whose pattern takes these names. Add several in the order of the forward.
+    #[must_use]
+    pub fn batch_norm(mut self, name: &str, channels: usize) -> Self {
+        let norm = Unit::new(name).batch_norm(name, channels);
+        let values = [1.0, 0.0, 0.0, 1.0]; // weight, bias, running mean, running variance
+        for (param, value) in norm.params.into_iter().chain(norm.buffers).zip(values) {
+            let init = Init::Const(value);
+            self.parameters.push(RecordedParameter { param, init, is_tied: false, zero_row: None });
+        }
+        self.norms.extend(norm.statistics);
         self
     }
 
@@ -156,6 +175,12 @@ impl Recorded {
             }));
         }
         let mut units = group(&self.parameters, patterns)?;
+        for norm in &self.norms {
+            let weight = format!("{}.weight", norm.name);
+            let holds = |unit: &&mut Unit| unit.params.iter().any(|param| param.name == weight);
+            let unit = units.iter_mut().find(holds).expect("a pattern has taken each name");
+            unit.statistics.push(norm.clone());
+        }
         for (name, mark) in &self.marked {
             let Some(place) = units.iter().position(|unit| unit.name == *name) else {
                 return Err(Error::Declaration(DeclarationError::unknown_unit(name, &units)));

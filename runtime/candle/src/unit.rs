@@ -7,19 +7,19 @@
 //!                          \______________(kept)__________________/
 //! ```
 //!
-//! A unit is done when two conditions hold. First, every trainable parameter that was read has its
+//! A unit is done when three conditions hold. First, every trainable parameter that was read has its
 //! gradient, in all its pieces: one from candle's graph, where candle finishes all readers of a
 //! tensor before the tensor itself, and one from each recomputed use, which has a graph of its own.
-//! Second, no use holds the unit for its frozen parameters, which have no gradient (see
-//! [`UnitUsage`]).
+//! Second, the backward of each sum of statistics is over. Third, no use holds the unit for its
+//! frozen parameters, which have no gradient (see [`UnitUsage`]).
 
 use std::cell::Cell;
 use std::mem;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use candle_core::{DType, Device, Shape, Tensor};
-use hsdp::{Full, ModelSpec, PassHandle, UnitId};
+use hsdp::{Full, ModelSpec, PassHandle, Phase, UnitId};
 use hsdp_sharding::{AfterForward, Role};
 use parking_lot::Mutex;
 
@@ -49,6 +49,8 @@ pub(crate) struct PassProgress {
     is_past_forward: AtomicBool,
     /// Bits of the factor of all gradients of parameters.
     factor: AtomicU32,
+    /// The first unit in which values of this rank counted in the statistics of all ranks.
+    counted: OnceLock<UnitId>,
 }
 
 impl PassProgress {
@@ -60,6 +62,11 @@ impl PassProgress {
 
     pub(crate) fn end_forward(&self) {
         self.is_past_forward.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns the first unit in which values of this rank counted in the statistics of all ranks.
+    pub(crate) fn counted(&self) -> Option<UnitId> {
+        self.counted.get().copied()
     }
 
     fn is_in_forward(&self) -> bool {
@@ -75,8 +82,10 @@ impl PassProgress {
 struct UnitLedger {
     contents: UnitContents,
     parameters: Vec<UnitParameter>,
-    /// Number of outstanding pieces of gradients.
+    /// Number of outstanding pieces of gradients, and of statistics whose backward is to come.
     awaited: usize,
+    /// Indices of those statistics through which gradients flow to the batch.
+    statistics: Vec<usize>,
     /// Number of uses whose backward may still read frozen parameters.
     holds: usize,
 }
@@ -114,8 +123,13 @@ impl LiveUnit {
         progress: Arc<PassProgress>,
     ) -> Self {
         let parameters = vec![UnitParameter::default(); handle.plan().spec()[id].params.len()];
-        let ledger =
-            UnitLedger { contents: UnitContents::Unused, parameters, awaited: 0, holds: 0 };
+        let ledger = UnitLedger {
+            contents: UnitContents::Unused,
+            parameters,
+            awaited: 0,
+            statistics: Vec::new(),
+            holds: 0,
+        };
         Self { id, handle, dtype, device, progress, ledger: Mutex::new(ledger) }
     }
 
@@ -220,8 +234,50 @@ impl LiveUnit {
     }
 
     /// Expects a piece of the gradient of a trainable parameter from a recomputed use.
-    pub(crate) fn awaits_recomputed(&self) {
+    pub(crate) fn awaits_piece(&self) {
         self.ledger.lock().awaited += 1;
+    }
+
+    /// Expects the backward of statistics. `reaches_batch` tells whether a gradient flows through
+    /// them.
+    pub(crate) fn awaits_statistics(&self, index: usize, reaches_batch: bool) {
+        let mut ledger = self.ledger.lock();
+        ledger.awaited += 1;
+        ledger.statistics.extend(reaches_batch.then_some(index));
+    }
+
+    /// Refuses a backward that did not come to statistics through which gradients flow.
+    pub(crate) fn check_statistics(&self) -> Result<(), Error> {
+        if self.ledger.lock().statistics.is_empty() {
+            return Ok(());
+        }
+        Err(Error::LostGradients(LostGradients::Unreached { unit: self.name().to_owned() }))
+    }
+
+    /// Sums statistics of a layer over all ranks in the forward.
+    pub(crate) fn sum_forward(&self, index: usize, own: Vec<f64>) -> Result<Vec<f64>, Error> {
+        if own.first().is_some_and(|count| *count > 0.0) {
+            self.progress.counted.get_or_init(|| self.id);
+        }
+        Ok(self.handle.statistics(self.id, index, Phase::Forward, own)?)
+    }
+
+    /// Sums statistics of a layer over all ranks in the backward. Each rank's are in the units of
+    /// the gradients of parameters before they are added.
+    pub(crate) fn sum_backward(&self, index: usize, mut own: Vec<f64>) -> Result<Vec<f64>, Error> {
+        self.check_backward()?;
+        let factor = f64::from(self.progress.factor());
+        own.iter_mut().for_each(|it| *it *= factor);
+        let mut sums = self.handle.statistics(self.id, index, Phase::Backward, own)?;
+        sums.iter_mut().for_each(|it| *it /= factor);
+        self.ledger.lock().statistics.retain(|it| *it != index);
+        self.end_statistics()?;
+        Ok(sums)
+    }
+
+    /// Ends the wait for the backward of statistics.
+    pub(crate) fn end_statistics(&self) -> Result<(), Error> {
+        self.arrived(&mut self.ledger.lock())
     }
 
     /// Frees the parameters after a use in the forward, unless the unit is kept.
@@ -247,11 +303,16 @@ impl LiveUnit {
                 None => piece,
             });
         }
+        self.arrived(&mut ledger)
+    }
+
+    /// Expects one piece less. The last one starts the reduction of the unit.
+    fn arrived(&self, ledger: &mut UnitLedger) -> Result<(), Error> {
         let Some(awaited) = ledger.awaited.checked_sub(1) else {
             return Err(self.of_another_pass());
         };
         ledger.awaited = awaited;
-        self.settle(&mut ledger)
+        self.settle(ledger)
     }
 
     fn check_backward(&self) -> Result<(), Error> {

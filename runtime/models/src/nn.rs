@@ -1,4 +1,4 @@
-//! Layers of transformers with gradients.
+//! Layers with gradients, of transformers above all.
 //!
 //! candle-nn has fused norms, softmax and rotary embeddings, but these have no backward: a model
 //! that trains with them silently loses gradients. The layers here are custom ops with a backward.
@@ -10,6 +10,7 @@
 //! |---|---|
 //! | [`linear`], [`embedding`] | the functions of `torch.nn.functional` with these names |
 //! | [`rms_norm`], [`layer_norm`] | the functions of `torch.nn.functional` with these names |
+//! | [`batch_norm`] | `torch.nn.SyncBatchNorm`, `torch.nn.BatchNorm2d` |
 //! | [`padded_embedding`] | `torch.nn.functional.embedding` with `padding_idx` |
 //! | [`softmax`] | `torch.softmax(x, dim=-1)` |
 //! | [`softmax_of_scores`] | `softmax` of `products * scale + mask`, with a cap before the mask |
@@ -35,10 +36,11 @@
 //! [`composed`], which is made of candle's ops.
 //!
 //! **Errors.** A layer refuses unsupported shapes and dtypes with an error that names the layer.
-//! The functions are not collective.
+//! The functions are not collective, except [`batch_norm`].
 
 mod activations;
 mod attention;
+mod batch_norm;
 pub mod composed;
 mod cross_entropy;
 mod element;
@@ -53,6 +55,7 @@ mod scores;
 pub use activations::{gelu, gelu_mul, silu_mul, soft_cap};
 pub(crate) use attention::BLOCK;
 pub use attention::{attention, attention_packed};
+pub use batch_norm::{BatchNormOptions, batch_norm};
 pub use cross_entropy::{CrossEntropy, IGNORED, cross_entropy};
 pub use embedding::{embedding, padded_embedding};
 pub use linear::linear;

@@ -1,7 +1,7 @@
 //! The text that ranks exchange where they differ: one line for each option of the model, each unit
 //! and each parameter.
 
-use hsdp_sharding::{AfterForward, BufferRule, Granularity, ModelSpec, Param, Role};
+use hsdp_sharding::{AfterForward, BufferRule, Granularity, ModelSpec, Param, Role, Statistics};
 
 use crate::options::ModelOptions;
 use crate::options::digest;
@@ -58,7 +58,8 @@ pub(crate) fn of_options(options: &ModelOptions) -> Vec<String> {
     ]
 }
 
-/// Returns the settings, the units, their parameters and buffers, one line each, and the ties.
+/// Returns the settings, the units, their parameters, buffers and statistics, one line each, and the
+/// ties.
 pub(crate) fn of_model(spec: &ModelSpec) -> Vec<String> {
     let mut lines: Vec<String> =
         spec.settings().map(|(name, value)| format!("{name} {value}")).collect();
@@ -73,6 +74,10 @@ pub(crate) fn of_model(spec: &ModelSpec) -> Vec<String> {
         lines.push(format!("unit {index} `{}`{kept}{compute}", unit.name));
         lines.extend(unit.params.iter().map(|param| of_param(index, param)));
         lines.extend(unit.buffers.iter().map(|buffer| of_buffer(index, buffer)));
+        let statistics = unit.statistics.iter();
+        lines.extend(statistics.map(|Statistics { name, channels }| {
+            format!("statistics `{name}` of {channels} channels in unit {index}")
+        }));
     }
     lines.extend(spec.ties().map(|(alias, target)| format!("`{alias}` tied to `{target}`")));
     lines

@@ -41,6 +41,8 @@ pub(crate) struct Context {
     pub(crate) gather: Group,
     pub(crate) reduce: Group,
     pub(crate) all_reduce: Group,
+    /// All ranks, which sum statistics.
+    pub(crate) statistics: Group,
     pub(crate) control: Control,
     /// Gathers for export, outside any step.
     pub(crate) export: Group,
@@ -86,6 +88,7 @@ impl Context {
             device,
             reduce,
             all_reduce,
+            statistics: world.world_group(Channel::Statistics),
             control: Control::new(&world),
             export: world.group(&shard_group, Channel::Control)?,
             events: EventLog::default(),
@@ -108,6 +111,7 @@ impl Context {
     /// operations, they are issued in one order, and models share its communicators.
     pub(crate) fn take_label(&mut self, label: ModelLabel) {
         self.label = Some(label);
+        self.statistics = self.statistics.of_model(label.number);
         if !self.issues_in_one_order() {
             for group in [&mut self.gather, &mut self.reduce, &mut self.all_reduce] {
                 *group = group.of_model(label.number);

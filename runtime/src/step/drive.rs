@@ -31,6 +31,7 @@ use crate::step::gathers::UnitGathers;
 use crate::step::gradients::{Gradients, Verdict};
 use crate::step::reductions::{StepPlace, UnitReductions};
 use crate::step::refusals::{self, AttemptState, MicrobatchId};
+use crate::step::statistics::StatisticsSums;
 use crate::step::step_state::{AgreedStep, StepState};
 
 /// The state that changes from step to step.
@@ -69,6 +70,7 @@ pub(crate) struct EngineState {
     pub(super) machine: StepMachine,
     pub(super) gathers: UnitGathers,
     pub(super) reductions: UnitReductions,
+    pub(super) statistics: StatisticsSums,
     /// The source of the sums of a step. Gradients return the sums to it.
     pub(crate) kept: Arc<SumsPool>,
     /// The attempt at a step or an evaluation that is under way.
@@ -120,6 +122,7 @@ impl EngineState {
             machine: StepMachine::new(Arc::clone(&context.plan), context.rules()),
             gathers: UnitGathers::default(),
             reductions: UnitReductions::new(context),
+            statistics: StatisticsSums::default(),
             kept: Arc::default(),
             attempt: None,
             opening: None,
@@ -245,6 +248,10 @@ impl EngineState {
                     handed = Some(self.gathers.hand(context, at, place, unit, phase));
                 }
                 Output::Free { place, .. } => self.gathers.free(place),
+                Output::Statistics { unit, index, phase, from } => {
+                    let operation = Operation::Statistics { unit, index, phase };
+                    self.statistics.issue(context, at, operation, from)?;
+                }
                 Output::Accumulate(unit) => self.reductions.accumulate(context, at, unit)?,
                 Output::ReduceScatter { unit, from, into } => {
                     self.reductions.reduce_scatter(context, at, unit, from, into)?;
@@ -278,6 +285,7 @@ impl EngineState {
             Operation::Gather { place, unit, phase } => {
                 self.gathers.wait(context, at, place, unit, phase)?;
             }
+            Operation::Statistics { .. } => self.statistics.wait(operation)?,
             Operation::ReduceScatter(unit) | Operation::AllReduce(unit) => {
                 self.reductions.wait(context, unit)?;
             }

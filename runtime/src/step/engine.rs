@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hsdp_comm::{Mistake, StepFailure, in_work};
 use hsdp_sharding::step::{Begin, Intent};
-use hsdp_sharding::{BufferId, UnitId};
+use hsdp_sharding::{BufferId, Phase, UnitId};
 
 use crate::agree::agreement::{EvaluationEnd, EvaluationTotals};
 use crate::agree::comparison;
@@ -47,6 +47,7 @@ use crate::step::gathers::UnitGathers;
 use crate::step::gradients::{Gradients, Verdict};
 use crate::step::reductions::UnitReductions;
 use crate::step::refusals::{AttemptId, AttemptState, MicrobatchId};
+use crate::step::statistics::StatisticsSums;
 use crate::step::step_state::{AgreedStep, StepState};
 
 /// The shared engine of one rank's model.
@@ -184,6 +185,39 @@ impl Engine {
         })
     }
 
+    /// Sums statistics of a batch over all ranks.
+    pub(crate) fn statistics(
+        &self,
+        token: MicrobatchId,
+        unit: UnitId,
+        index: usize,
+        phase: Phase,
+        own: Vec<f64>,
+    ) -> Result<Vec<f64>, Error> {
+        let operation = "statistics";
+        let mut state = self.enter(operation, token.attempt.step)?;
+        self.check_has_backward(&state, token, operation)?;
+        state.check_at(&self.context, token, operation)?;
+        state.attempt(&self.context, operation, |state| {
+            let taken = state.machine.statistics(unit, index, phase);
+            taken.map_err(|refused| state.refused(&self.context, operation, refused))?;
+            let declared = &self.context.plan.spec()[unit].statistics[index];
+            let want = declared.elements(phase);
+            if own.len() != want {
+                return Err(Error::Size {
+                    operation,
+                    name: declared.name.clone(),
+                    rank: self.context.rank(),
+                    got: own.len(),
+                    want,
+                });
+            }
+            state.statistics.give(own);
+            state.drive(&self.context, operation)?;
+            Ok(state.statistics.take())
+        })
+    }
+
     /// Returns a buffer as this step has written it so far.
     pub(crate) fn buffer(&self, token: MicrobatchId, buffer: BufferId) -> Result<Vec<f32>, Error> {
         let state = self.enter("buffer", token.attempt.step)?;
@@ -315,6 +349,7 @@ impl Engine {
         state.gathers = UnitGathers::default();
         state.reductions = UnitReductions::new(&self.context);
         state.buffers.discard();
+        state.statistics = StatisticsSums::default();
         state.kept.clear();
         self.context.full_pool.let_go();
         self.context.full_pool.set_limit(state.machine.plan().memory().full);

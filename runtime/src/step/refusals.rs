@@ -169,6 +169,18 @@ pub(super) fn error(
              Unused::Zeros, units are reduced at the end of the microbatch",
             name(unit)
         ),
+        Refused::NoSuchStatistics { unit, index, count } => {
+            format!("unit {} declares {count} statistics, and none of index {index}", name(unit))
+        }
+        Refused::StatisticsBeforeUnit { unit, index } => {
+            format!("statistics {index} of unit {} come before the unit is unsharded", name(unit))
+        }
+        Refused::StatisticsPassed { unit, index, microbatch } => format!(
+            "statistics {index} of unit {} come twice in microbatch {microbatch}, or after those of \
+             a unit that follows: zeros were summed in their place. All ranks run the layers of a \
+             unit once, and the units in one order",
+            name(unit)
+        ),
         refused => refused.to_string(),
     };
     context.misuse(operation, step, what)

@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::{Accumulation, FullCopies, PlanOptions};
 use crate::{
     AfterForward, BufferRule, DType, Granularity, Matrices, Mesh, ModelSpec, Param, Region, Role,
-    Unit, UnitId, UnitLayout,
+    Statistics, Unit, UnitId, UnitLayout,
 };
 
 const VERSION: &str = "hsdp plan 2";
@@ -33,8 +33,14 @@ pub(super) fn of(
         encoder.text(target);
     });
     encoder.list(layouts.iter(), |encoder, layout| encoder.layout(layout));
-    // Buffers and settings came later. A model without them has the fingerprint that it had before.
-    // No list of settings begins with u64::MAX.
+    // Statistics, buffers and settings came later. A model without them has the fingerprint that it
+    // had before. No list begins with these numbers.
+    if spec.units().iter().any(|unit| !unit.statistics.is_empty()) {
+        encoder.number(u64::MAX - 1);
+        encoder.list(spec.units().iter(), |encoder, unit| {
+            encoder.list(unit.statistics.iter(), Encoder::statistics);
+        });
+    }
     if spec.buffers().next().is_some() {
         encoder.number(u64::MAX);
         encoder.list(spec.units().iter(), |encoder, unit| {
@@ -137,6 +143,11 @@ impl Encoder {
         if let Some(Matrices { count, rows, columns }) = param.view {
             [count, rows, columns].into_iter().for_each(|size| self.size(size));
         }
+    }
+
+    fn statistics(&mut self, statistics: &Statistics) {
+        self.text(&statistics.name);
+        self.size(statistics.channels);
     }
 
     fn buffer(&mut self, buffer: &Param) {

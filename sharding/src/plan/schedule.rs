@@ -1,15 +1,6 @@
 //! The order in which one microbatch issues its collectives.
 
-use crate::{AfterForward, ModelSpec, UnitId};
-
-/// One half of a microbatch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Phase {
-    /// From the batch to the loss.
-    Forward,
-    /// From the loss to the gradients.
-    Backward,
-}
+use crate::{AfterForward, ModelSpec, Phase, UnitId};
 
 /// One all-gather of a unit's parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

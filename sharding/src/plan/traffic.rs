@@ -4,7 +4,7 @@ use std::iter::Sum;
 use std::ops::{Add, Mul};
 
 use super::{Accumulation, FullCopies, Plan};
-use crate::{Axis, ByteCount, DType, ElemCount, Rank, UnitId, balanced};
+use crate::{Axis, ByteCount, DType, ElemCount, Phase, Rank, Statistics, UnitId, balanced};
 
 /// The number of calls of one kind of collective on a rank, and the bytes that the rank receives in
 /// them.
@@ -78,6 +78,9 @@ impl Sum for Flow {
 /// | `Every` | K · G | K · g | K · g |
 /// | `Local` | K · G | g | g |
 ///
+/// [Statistics](crate::Statistics) of e elements are summed over all W = R · S ranks, in the forward
+/// and in the backward of each microbatch: (W - 1) · e_i · 8 + (e - e_i) · 8 bytes a call.
+///
 /// Once a step, ranks exchange the matrices that owners update, by all-to-alls over the shard axis,
 /// and add up the sums of factored state, by all-reduces over it: [`UpdatePlan`](crate::UpdatePlan)
 /// has the formulas.
@@ -92,6 +95,8 @@ pub struct Traffic {
     pub reduce_scatter: Flow,
     /// All-reduces of partials, over the replicate axis.
     pub all_reduce: Flow,
+    /// All-reduces of [statistics](crate::Unit::statistics), over the world.
+    pub statistics: Flow,
     /// All-to-alls and all-reduces of an update, over the shard axis.
     pub update: Flow,
 }
@@ -103,16 +108,17 @@ impl Traffic {
     /// If a count exceeds `u64::MAX`.
     #[must_use]
     pub fn total(&self) -> Flow {
-        self.all_gather + self.reduce_scatter + self.all_reduce + self.update
+        self.all_gather + self.reduce_scatter + self.all_reduce + self.statistics + self.update
     }
 
     /// Returns the flow of each kind of collective, by its name.
     #[must_use]
-    pub const fn flows(&self) -> [(&'static str, Flow); 4] {
+    pub const fn flows(&self) -> [(&'static str, Flow); 5] {
         [
             ("all_gather", self.all_gather),
             ("reduce_scatter", self.reduce_scatter),
             ("all_reduce", self.all_reduce),
+            ("statistics", self.statistics),
             ("update", self.update),
         ]
     }
@@ -126,6 +132,7 @@ impl Add for Traffic {
             all_gather: self.all_gather + other.all_gather,
             reduce_scatter: self.reduce_scatter + other.reduce_scatter,
             all_reduce: self.all_reduce + other.all_reduce,
+            statistics: self.statistics + other.statistics,
             update: self.update + other.update,
         }
     }
@@ -139,6 +146,7 @@ impl Mul<u64> for Traffic {
             all_gather: self.all_gather * times,
             reduce_scatter: self.reduce_scatter * times,
             all_reduce: self.all_reduce * times,
+            statistics: self.statistics * times,
             update: self.update * times,
         }
     }
@@ -162,6 +170,7 @@ pub(super) fn of(plan: &Plan, rank: Rank, microbatches: u64) -> Traffic {
         all_gather: all_gathers * microbatches,
         reduce_scatter: reduce_scatters * scatter_times,
         all_reduce: all_reduces * reduce_times,
+        statistics: statistics(plan, rank) * microbatches,
         update: plan.update(rank).flow() * once,
     }
 }
@@ -192,6 +201,24 @@ fn all_reduce(plan: &Plan, unit: UnitId, rank: Rank) -> Flow {
             Flow { calls, bytes: bytes + finished }
         }
     }
+}
+
+/// Returns the flow of the statistics of a microbatch.
+fn statistics(plan: &Plan, rank: Rank) -> Flow {
+    let world = plan.mesh().world_size();
+    let all = plan.spec().units().iter().flat_map(|unit| &unit.statistics);
+    let flow = |elements: usize| {
+        let own = ElemCount::of(balanced(elements, world, rank.index()).len());
+        let finished = (ElemCount::of(elements) - own).bytes(DType::F64);
+        match world as u64 - 1 {
+            0 => Flow::NONE,
+            peers => Flow::call(own.bytes(DType::F64) * peers + finished),
+        }
+    };
+    let both = |each: &Statistics| {
+        [Phase::Forward, Phase::Backward].map(|phase| flow(each.elements(phase))).into_iter().sum()
+    };
+    all.map(both).sum()
 }
 
 /// One call over `axis` in which each other member sends `bytes`; none where there is no other

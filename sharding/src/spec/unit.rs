@@ -31,6 +31,38 @@ impl fmt::Display for AfterForward {
     }
 }
 
+/// One half of a microbatch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Phase {
+    /// From the batch to the loss.
+    Forward,
+    /// From the loss to the gradients.
+    Backward,
+}
+
+/// Statistics of a batch that a unit sums over all ranks, such as those of a batch norm: in the
+/// forward a count, and sums and sums of squares of each channel; in the backward two sums of each
+/// channel.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Statistics {
+    /// The name of the layer, unique in the model.
+    pub name: String,
+    /// The number of channels.
+    pub channels: usize,
+}
+
+impl Statistics {
+    /// Returns the number of f64 that a rank gives. Saturates at `usize::MAX`.
+    #[must_use]
+    pub const fn elements(&self, phase: Phase) -> usize {
+        let sums = self.channels.saturating_mul(2);
+        match phase {
+            Phase::Forward => sums.saturating_add(1),
+            Phase::Backward => sums,
+        }
+    }
+}
+
 /// The parameters that are gathered and reduced together, for example those of a transformer block.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -41,6 +73,9 @@ pub struct Unit {
     pub params: Vec<Param>,
     /// Its buffers, in declared order. They lie whole on each rank, and are never gathered.
     pub buffers: Vec<Param>,
+    /// The statistics that its forward and its backward sum over all ranks, in the order of the
+    /// forward.
+    pub statistics: Vec<Statistics>,
     /// Whether its full parameters are freed after its forward.
     pub after_forward: AfterForward,
     /// The dtype in which it is gathered and computes; `None` for the plan's `param_dtype`.
@@ -54,6 +89,7 @@ impl Unit {
             name: name.into(),
             params: Vec::new(),
             buffers: Vec::new(),
+            statistics: Vec::new(),
             after_forward: AfterForward::Reshard,
             compute_dtype: None,
         }
@@ -67,6 +103,18 @@ impl Unit {
             Some(_) => self.buffers.push(param),
         }
         self
+    }
+
+    /// Appends a batch norm over `channels` whose statistics are those of all ranks: the parameters
+    /// `{name}.weight` and `{name}.bias`, the buffers `{name}.running_mean` and
+    /// `{name}.running_var`, and the exchange of its statistics.
+    #[must_use]
+    pub fn batch_norm(mut self, name: &str, channels: usize) -> Self {
+        self.statistics.push(Statistics { name: name.to_owned(), channels });
+        let tensor = |what| Param::new(format!("{name}.{what}"), [channels]);
+        let buffers = ["running_mean", "running_var"].map(|what| tensor(what).buffer());
+        let params = ["weight", "bias"].map(tensor);
+        params.into_iter().chain(buffers).fold(self, Self::param)
     }
 
     /// Keeps the full parameters from the unit's forward to its backward.

@@ -8,7 +8,7 @@ use super::inputs::{Begin, Refused};
 use super::machine::StepMachine;
 use super::output::Output;
 use super::rules::{Input, Rules, Supply};
-use crate::{AfterForward, Plan, UnitId};
+use crate::{AfterForward, Phase, Plan, UnitId};
 
 /// The outputs of a step, as one rank of a world has them whose ranks all do the same.
 ///
@@ -99,12 +99,18 @@ impl DryHost {
         let mut outputs = self.feed(StepMachine::begin_microbatch);
         for unit in plan.order() {
             outputs.extend(self.feed(|machine| machine.need(*unit)));
+            for index in 0..plan.spec()[*unit].statistics.len() {
+                outputs.extend(self.feed(|it| it.statistics(*unit, index, Phase::Forward)));
+            }
         }
         outputs.extend(self.feed(StepMachine::loss));
         for unit in plan.order().iter().rev() {
             let spec = &plan.spec()[*unit];
             if spec.after_forward == AfterForward::Reshard {
                 outputs.extend(self.feed(|machine| machine.need(*unit)));
+            }
+            for index in (0..spec.statistics.len()).rev() {
+                outputs.extend(self.feed(|it| it.statistics(*unit, index, Phase::Backward)));
             }
             if spec.is_trainable() {
                 outputs.extend(self.feed(|machine| machine.offer(*unit)));

@@ -100,7 +100,11 @@ impl EvaluationCourse {
             Goal::Unit(unit) => self.unit_next(unit, orders),
             Goal::EndMicrobatch => self.end_batch_next(orders),
             Goal::Finish => self.end_next(orders),
-            Goal::Nothing | Goal::Begin | Goal::Loss | Goal::Gradients(_) => None,
+            Goal::Nothing
+            | Goal::Begin
+            | Goal::Statistics { .. }
+            | Goal::Loss
+            | Goal::Gradients(_) => None,
         }
     }
 
@@ -116,7 +120,7 @@ impl EvaluationCourse {
     fn end_batch_next(&mut self, orders: &mut PlanOrders) -> Option<Output> {
         self.gathers.end_finding();
         let output = self.gathers.find_next(orders);
-        let output = output.or_else(|| self.gathers.finish_next(usize::MAX));
+        let output = output.or_else(|| self.gathers.finish_next(orders, usize::MAX));
         if output.is_none() {
             self.batches += 1;
             self.progress = BatchProgress::Between;

@@ -12,6 +12,7 @@ use super::inputs::Refused;
 use super::order::{PlanOrder, PlanOrders};
 use super::output::{Operation, Output};
 use super::rules::UnitOrder;
+use super::statistics::{StatisticsCursor, StatisticsQueue, counted};
 use crate::{AfterForward, Gather, ModelSpec, Phase, UnitId};
 
 /// State of the gather at one place in the sequence.
@@ -79,6 +80,7 @@ pub(super) struct GatherQueue {
     order: Option<Arc<PlanOrder>>,
     finding: StepFinding,
     states: Vec<GatherState>,
+    statistics: StatisticsQueue,
     /// Number of gathers that were issued: all before that index, and none from it on.
     pub(super) issued: usize,
     /// Place of the last gather for the forward that was taken.
@@ -106,6 +108,7 @@ impl GatherQueue {
             order: None,
             finding: StepFinding::default(),
             states: Vec::new(),
+            statistics: StatisticsQueue::default(),
             issued: 0,
             last_in_forward: None,
             forward_ended: 0,
@@ -116,6 +119,7 @@ impl GatherQueue {
     /// Begins a microbatch, when the one before is over.
     pub(super) fn begin(&mut self, orders: &PlanOrders) {
         self.states.clear();
+        self.statistics.begin();
         self.last_in_forward = None;
         self.issued = 0;
         self.forward_ended = 0;
@@ -250,14 +254,17 @@ impl GatherQueue {
     /// Ends the forward, whose order is known: issues its remaining gathers, whether this rank uses
     /// them or not, since other ranks may wait for them, and drops units that the backward gathers
     /// again.
-    pub(super) fn end_forward_next(&mut self, spec: &ModelSpec) -> Option<Output> {
+    pub(super) fn end_forward_next(&mut self, orders: &PlanOrders) -> Option<Output> {
+        let spec = orders.declared().plan.spec();
         let units = spec.units().len();
         if let Some(issue) = self.issue_next(units) {
             return Some(issue);
         }
         for place in self.forward_ended..units {
-            if let Some(output) = self.free_unless_kept(place, spec) {
-                return Some(output);
+            let output = self.free_unless_kept(place, spec);
+            let output = output.or_else(|| self.pass_statistics(orders, Phase::Forward, place + 1));
+            if output.is_some() {
+                return output;
             }
             self.forward_ended = place + 1;
         }
@@ -274,8 +281,14 @@ impl GatherQueue {
 
     /// Issues and drops the first `count` gathers, one after the other, except those that were
     /// handed out: other ranks may wait for them, and a peer may still read this rank's shard.
-    pub(super) fn finish_next(&mut self, count: usize) -> Option<Output> {
+    ///
+    /// The statistics of the units before each of them are issued first, since other ranks may wait
+    /// in these.
+    pub(super) fn finish_next(&mut self, orders: &PlanOrders, count: usize) -> Option<Output> {
         for place in self.ended..count.min(self.states.len()) {
+            if let Some(output) = self.statistics_before_next(orders, place) {
+                return Some(output);
+            }
             if self.states[place] == GatherState::Taken {
                 self.ended = place + 1;
                 continue;
@@ -290,8 +303,139 @@ impl GatherQueue {
         None
     }
 
+    /// Issues the statistics that come before the gather at a place in a program that uses each
+    /// unit in turn.
+    pub(super) fn statistics_before_next(
+        &mut self,
+        orders: &PlanOrders,
+        place: usize,
+    ) -> Option<Output> {
+        let Gather { unit, phase } = self.gather(place);
+        if phase == Phase::Forward {
+            return self.pass_statistics(orders, phase, place);
+        }
+        let output = self.pass_statistics(orders, Phase::Forward, usize::MAX);
+        output.or_else(|| {
+            let behind = self.place_in(unit, Phase::Backward)?;
+            self.pass_statistics(orders, Phase::Backward, behind)
+        })
+    }
+
+    /// Issues the statistics that are left at the end of a microbatch, and waits for all that this
+    /// rank has issued with zeros.
+    pub(super) fn end_statistics_next(&mut self, orders: &PlanOrders) -> Option<Output> {
+        let output = self.pass_statistics(orders, Phase::Forward, usize::MAX);
+        let output = output.or_else(|| self.pass_statistics(orders, Phase::Backward, usize::MAX));
+        output.or_else(|| self.statistics.await_next())
+    }
+
+    /// Issues the next statistics of a phase with zeros, if they belong to one of the first `end`
+    /// units in the order of the phase.
+    fn pass_statistics(&mut self, orders: &PlanOrders, phase: Phase, end: usize) -> Option<Output> {
+        self.pass_statistics_before(orders, phase, StatisticsCursor { place: end, index: 0 })
+    }
+
+    fn pass_statistics_before(
+        &mut self,
+        orders: &PlanOrders,
+        phase: Phase,
+        end: StatisticsCursor,
+    ) -> Option<Output> {
+        if matches!(self.purpose, GatherPurpose::Evaluation(_)) {
+            return None;
+        }
+        let order = self.order.as_ref().map(|order| order.plan.order());
+        let order = order.unwrap_or(&self.finding.units);
+        let over = StatisticsCursor { place: order.len(), index: 0 };
+        let unit = |place: usize| match phase {
+            Phase::Forward => order[place],
+            Phase::Backward => order[order.len() - 1 - place],
+        };
+        self.statistics.pass_next(orders.declared().plan.spec(), phase, end.min(over), unit)
+    }
+
+    /// Returns the place of a unit in the order of a phase; `None` if that is not known.
+    fn place_in(&self, unit: UnitId, phase: Phase) -> Option<usize> {
+        let Some(order) = &self.order else {
+            let is_known = phase == Phase::Forward;
+            return self.found().iter().position(|found| *found == unit).filter(|_| is_known);
+        };
+        let forward = order.places_of(unit).next()?;
+        Some(match phase {
+            Phase::Forward => forward,
+            Phase::Backward => order.plan.order().len() - 1 - forward,
+        })
+    }
+
+    /// Checks that the program may give these statistics now.
+    pub(super) fn check_statistics(
+        &self,
+        orders: &PlanOrders,
+        unit: UnitId,
+        index: usize,
+        phase: Phase,
+        microbatch: usize,
+    ) -> Result<(), Refused> {
+        let declared = &orders.declared().plan.spec()[unit];
+        let count = declared.statistics.len();
+        if index >= count {
+            return Err(Refused::NoSuchStatistics { unit, index, count });
+        }
+        let is_gathered_again =
+            phase == Phase::Backward && declared.after_forward == AfterForward::Reshard;
+        let gather = match &self.order {
+            Some(order) => order.places_of(unit).nth(usize::from(is_gathered_again)),
+            None => self.place_in(unit, Phase::Forward).filter(|_| !is_gathered_again),
+        };
+        if gather.is_none_or(|place| self.states[place] != GatherState::Taken) {
+            return Err(Refused::StatisticsBeforeUnit { unit, index });
+        }
+        let Some(place) = self.place_in(unit, phase) else { return Ok(()) };
+        let at = StatisticsCursor { place, index: counted(phase, index, count) };
+        match at < self.statistics.cursor(phase) {
+            true => Err(Refused::StatisticsPassed { unit, index, microbatch }),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns the number of gathers before the statistics of a unit in the backward of a program
+    /// that uses each unit in turn.
+    pub(super) fn end_before_statistics(&self, unit: UnitId) -> usize {
+        let own = self.place_in(unit, Phase::Backward);
+        let is_behind = |place: &usize| {
+            let Gather { unit, phase } = self.gather(*place);
+            phase == Phase::Backward && self.place_in(unit, Phase::Backward) > own
+        };
+        (self.issued..self.states.len()).find(is_behind).unwrap_or(self.states.len())
+    }
+
+    /// Issues the program's statistics, behind all that come before them, and waits for their sums.
+    pub(super) fn statistics_next(
+        &mut self,
+        orders: &PlanOrders,
+        unit: UnitId,
+        index: usize,
+        phase: Phase,
+    ) -> Option<Output> {
+        let count = orders.declared().plan.spec()[unit].statistics.len();
+        let place = self.place_in(unit, phase)?;
+        let at = StatisticsCursor { place, index: counted(phase, index, count) };
+        if !self.statistics.has_own() {
+            let output = match phase {
+                Phase::Forward => None,
+                Phase::Backward => self.pass_statistics(orders, Phase::Forward, usize::MAX),
+            };
+            let output = output.or_else(|| self.pass_statistics_before(orders, phase, at));
+            if output.is_some() {
+                return output;
+            }
+        }
+        self.statistics.own_next(at, Operation::Statistics { unit, index, phase })
+    }
+
     /// Notes that an operation is complete.
     pub(super) fn complete(&mut self, operation: Operation) {
+        self.statistics.complete(operation);
         if let Operation::Gather { place, .. } = operation
             && self.states.get(place) == Some(&GatherState::Issued)
         {
@@ -347,9 +491,17 @@ impl GatherQueue {
                     self.finding.stage = FindingStage::Asking { says, place };
                 }
                 FindingStage::Asking { says, place } => {
+                    // The program is done with the units so far.
+                    let output = self.pass_statistics(orders, Phase::Forward, usize::MAX);
+                    if output.is_some() {
+                        return output;
+                    }
                     return Some(Output::Exchange(Exchange::Unit { says, place }));
                 }
                 FindingStage::Returning { place, next } => {
+                    if let Some(output) = self.statistics.await_next() {
+                        return Some(output);
+                    }
                     let mut beyond = place..self.states.len();
                     if let Some(output) = beyond.find_map(|at| self.free_next(at)) {
                         return Some(output);
@@ -382,7 +534,9 @@ impl GatherQueue {
     fn gather_along(&mut self, orders: &PlanOrders) -> Option<Output> {
         let last = self.states.len().checked_sub(1)?;
         let spec = orders.declared().plan.spec();
-        self.issue_next(last + 1).or_else(|| self.free_unless_kept(last, spec))
+        let output = self.pass_statistics(orders, Phase::Forward, last);
+        let output = output.or_else(|| self.issue_next(last + 1));
+        output.or_else(|| self.free_unless_kept(last, spec))
     }
 
     fn gather_as_declared(&mut self, orders: &PlanOrders, place: usize) -> Option<Output> {
@@ -391,7 +545,9 @@ impl GatherQueue {
             if self.states.len() == at {
                 self.add(*unit);
             }
-            let output = self.issue_next(at + 1).or_else(|| self.free_unless_kept(at, spec));
+            let output = self.pass_statistics(orders, Phase::Forward, at);
+            let output = output.or_else(|| self.issue_next(at + 1));
+            let output = output.or_else(|| self.free_unless_kept(at, spec));
             if output.is_some() {
                 return output;
             }
@@ -405,6 +561,7 @@ impl GatherQueue {
         self.finding.units.truncate(place);
         self.states.truncate(place);
         self.issued = self.issued.min(place);
+        self.statistics.truncate(place);
         if let NextUnit::Gather(unit) = next {
             self.finding.is_declared = false;
             self.add(unit);

@@ -1,7 +1,7 @@
 //! What a program feeds to the machine, and the reasons why an input is refused.
 
 use super::rules::{Input, Supply};
-use crate::{Rank, UnitId};
+use crate::{Phase, Rank, UnitId};
 
 /// A step that begins, or the end of a rank's run in its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +45,15 @@ pub(super) enum Goal {
     Microbatch,
     /// A unit's parameters.
     Unit(UnitId),
+    /// The sums of statistics of a unit.
+    Statistics {
+        /// The unit.
+        unit: UnitId,
+        /// Their index in the unit.
+        index: usize,
+        /// The half of the microbatch.
+        phase: Phase,
+    },
     /// The end of the forward.
     Loss,
     /// The reductions whose turn has come with a unit's gradients.
@@ -119,6 +128,35 @@ pub enum Refused {
     BeforeLoss {
         /// The unit.
         unit: UnitId,
+    },
+    /// The unit declares fewer statistics.
+    #[error("unit {unit} has {count} statistics, and none of index {index}")]
+    NoSuchStatistics {
+        /// The unit.
+        unit: UnitId,
+        /// Index of the statistics.
+        index: usize,
+        /// Number that the unit declares.
+        count: usize,
+    },
+    /// The unit was not handed out for this half of the microbatch.
+    #[error("statistics {index} of unit {unit} come before the unit is used")]
+    StatisticsBeforeUnit {
+        /// The unit.
+        unit: UnitId,
+        /// Index of the statistics.
+        index: usize,
+    },
+    /// The turn of the statistics has passed: they were given before, or the program has come to
+    /// statistics behind them.
+    #[error("statistics {index} of unit {unit} come twice or too late in microbatch {microbatch}")]
+    StatisticsPassed {
+        /// The unit.
+        unit: UnitId,
+        /// Index of the statistics.
+        index: usize,
+        /// The microbatch.
+        microbatch: usize,
     },
     /// The microbatch has its loss already.
     #[error("microbatch {microbatch} has its loss already")]

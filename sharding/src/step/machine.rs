@@ -9,7 +9,7 @@ use super::order::PlanOrders;
 use super::output::{Operation, Output};
 use super::rules::{Course, Rules, Supply};
 use super::training::{StepCourse, StepOpening};
-use crate::{Plan, UnitId};
+use crate::{Phase, Plan, UnitId};
 
 /// The order of a rank's steps and evaluations, decided input by input.
 ///
@@ -195,6 +195,20 @@ impl StepMachine {
             MachineState::Evaluation(evaluation) => evaluation.need(unit, &self.orders)?,
             state => state.step("need")?.need(unit, &self.orders)?,
         };
+        Ok(())
+    }
+
+    /// Has statistics of a batch in the forward or the backward of a unit. Collective over the
+    /// world: their sums over all ranks are there when it is answered.
+    ///
+    /// # Errors
+    /// [`Refused::NoSuchUnit`], [`Refused::NoSuchStatistics`], [`Refused::StatisticsBeforeUnit`],
+    /// [`Refused::StatisticsPassed`], [`Refused::OutOfTurn`].
+    pub fn statistics(&mut self, unit: UnitId, index: usize, phase: Phase) -> Result<(), Refused> {
+        self.check_idle("statistics")?;
+        self.check_unit(unit)?;
+        let step = self.state.step("statistics")?;
+        self.goal = step.statistics(unit, index, phase, &self.orders)?;
         Ok(())
     }
 

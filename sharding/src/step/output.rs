@@ -37,6 +37,17 @@ pub enum Output {
         /// The half of the microbatch that it was gathered for.
         phase: Phase,
     },
+    /// Issues the sum of statistics of a unit, over all ranks.
+    Statistics {
+        /// The unit.
+        unit: UnitId,
+        /// Their index in the unit.
+        index: usize,
+        /// The half of the microbatch that they are of.
+        phase: Phase,
+        /// The statistics: those that the program has given, or zeros.
+        from: Source,
+    },
     /// Adds the unit's gradients to the unsharded sums of the microbatches before.
     Accumulate(UnitId),
     /// Issues the reduce-scatter of a unit, over its shard group.
@@ -73,20 +84,29 @@ pub enum Operation {
         /// The half of the microbatch that it is for.
         phase: Phase,
     },
+    /// The sum of statistics of a unit.
+    Statistics {
+        /// The unit.
+        unit: UnitId,
+        /// Their index in the unit.
+        index: usize,
+        /// The half of the microbatch that they are of.
+        phase: Phase,
+    },
     /// The reduce-scatter of a unit.
     ReduceScatter(UnitId),
     /// The all-reduce of a unit.
     AllReduce(UnitId),
 }
 
-/// The gradients that a reduce-scatter takes.
+/// The gradients that a reduce-scatter takes, or the statistics that are summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// Those that the program has offered.
     Offered,
     /// The unsharded sums of all microbatches so far; zeros if there are none.
     Accumulated,
-    /// Zeros: this rank has no gradients of the unit in the microbatch.
+    /// Zeros: this rank has no gradients of the unit in the microbatch, or no statistics.
     Zeros,
 }
 
@@ -106,6 +126,9 @@ impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Gather { unit, phase, .. } => write!(f, "g{unit}{}", prime(*phase)),
+            Self::Statistics { unit, index, phase } => {
+                write!(f, "s{unit}.{index}{}", prime(*phase))
+            }
             Self::ReduceScatter(unit) => write!(f, "r{unit}"),
             Self::AllReduce(unit) => write!(f, "a{unit}"),
         }
@@ -120,6 +143,9 @@ impl fmt::Display for Output {
             Self::Gather { unit, phase, .. } => write!(f, "g{unit}{}", prime(*phase)),
             Self::Hand { unit, phase, .. } => write!(f, "u{unit}{}", prime(*phase)),
             Self::Free { unit, phase, .. } => write!(f, "d{unit}{}", prime(*phase)),
+            Self::Statistics { unit, index, phase, .. } => {
+                write!(f, "s{unit}.{index}{}", prime(*phase))
+            }
             Self::Accumulate(unit) => write!(f, "l{unit}"),
             Self::ReduceScatter { unit, .. } => write!(f, "r{unit}"),
             Self::AllReduce(unit) => write!(f, "a{unit}"),
@@ -168,6 +194,8 @@ pub enum Kind {
     ReduceScatter,
     /// An all-reduce of a unit's sums.
     AllReduce,
+    /// An all-reduce of statistics.
+    Statistics,
     /// An all-gather of records.
     Exchange(Exchange),
 }
@@ -181,8 +209,8 @@ pub struct Call {
     pub members: Members,
     /// Dtype of its elements on the wire.
     pub dtype: DType,
-    /// Number of elements that a member gives: a shard, a whole unit of gradients, its sums, or a
-    /// record.
+    /// Number of elements that a member gives: a shard, a whole unit of gradients, its sums,
+    /// statistics, or a record.
     pub elements: usize,
     /// The unit, if it is of one unit.
     pub unit: Option<UnitId>,
@@ -215,6 +243,13 @@ impl Output {
                 members: Members::Replicate,
                 dtype: plan.options().reduce_dtype,
                 elements: plan.layout(unit).trainable().shard_len,
+                unit: Some(unit),
+            },
+            Self::Statistics { unit, index, phase, .. } => Call {
+                kind: Kind::Statistics,
+                members: Members::World,
+                dtype: DType::F64,
+                elements: plan.spec()[unit].statistics[index].elements(phase),
                 unit: Some(unit),
             },
             Self::Exchange(exchange) => Call {

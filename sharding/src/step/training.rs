@@ -7,7 +7,7 @@ use super::order::PlanOrders;
 use super::output::{Operation, Output};
 use super::reductions::{DueConditions, MicrobatchTurn, ReductionQueue, has_reductions};
 use super::rules::{Course, Input, MicrobatchWeights, Supply, Uneven, reduces_once};
-use crate::{Accumulation, UnitId};
+use crate::{Accumulation, Phase, UnitId};
 
 /// A step that begins, or the end of a run.
 #[derive(Debug)]
@@ -169,6 +169,22 @@ impl StepCourse {
         Ok(Goal::Unit(unit))
     }
 
+    pub(super) fn statistics(
+        &self,
+        unit: UnitId,
+        index: usize,
+        phase: Phase,
+        orders: &PlanOrders,
+    ) -> Result<Goal, Refused> {
+        let open = self.microbatch("statistics")?;
+        let needs_loss = orders.rules.weights == MicrobatchWeights::Enter && !open.has_loss;
+        if needs_loss && phase == Phase::Backward {
+            return Err(Refused::OutOfTurn { input: "statistics" });
+        }
+        self.gathers.check_statistics(orders, unit, index, phase, self.finished)?;
+        Ok(Goal::Statistics { unit, index, phase })
+    }
+
     pub(super) fn loss(&self) -> Result<Goal, Refused> {
         if self.microbatch("loss")?.has_loss {
             return Err(Refused::SecondLoss { microbatch: self.finished });
@@ -305,6 +321,9 @@ impl StepCourse {
             Goal::Nothing => self.reduce_next(orders),
             Goal::Microbatch => Some(Output::Exchange(Exchange::Microbatch(Input::Ready))),
             Goal::Unit(unit) => self.unit_next(unit, orders),
+            Goal::Statistics { unit, index, phase } => {
+                self.statistics_next(unit, index, phase, orders)
+            }
             Goal::Loss => self.loss_next(orders),
             Goal::Gradients(unit) => self.gradients_next(unit, orders),
             Goal::EndMicrobatch => self.end_microbatch_next(orders),
@@ -317,17 +336,44 @@ impl StepCourse {
             return Some(output);
         }
         let place = self.gathers.place_of(unit)?;
+        // The program is done with the units before it: in the backward, with those behind it.
+        if let Some(output) = self.gathers.statistics_before_next(orders, place) {
+            return Some(output);
+        }
         let end = self.gathers.end_of_prefetch(place, orders.declared().plan.options().prefetch);
         // In one sequence, reductions that come before these gathers.
         let due = self.due(orders);
         self.reduce_before(due, end).or_else(|| self.gathers.take_next(place, end))
     }
 
+    fn statistics_next(
+        &mut self,
+        unit: UnitId,
+        index: usize,
+        phase: Phase,
+        orders: &mut PlanOrders,
+    ) -> Option<Output> {
+        if phase == Phase::Backward {
+            // Their order is that of the forward, which is over on this rank.
+            self.gathers.end_finding();
+            if let Some(output) = self.gathers.find_next(orders) {
+                return Some(output);
+            }
+            // Other ranks come to them behind these gathers.
+            let end = self.gathers.end_before_statistics(unit);
+            let due = self.due(orders);
+            let output = self.reduce_before(due, end).or_else(|| self.gathers.issue_next(end));
+            if output.is_some() {
+                return output;
+            }
+        }
+        self.gathers.statistics_next(orders, unit, index, phase)
+    }
+
     fn loss_next(&mut self, orders: &mut PlanOrders) -> Option<Output> {
         self.gathers.end_finding();
         let output = self.gathers.find_next(orders);
-        let spec = orders.declared().plan.spec();
-        let output = output.or_else(|| self.gathers.end_forward_next(spec));
+        let output = output.or_else(|| self.gathers.end_forward_next(orders));
         if output.is_some() {
             return output;
         }
@@ -373,12 +419,12 @@ impl StepCourse {
 
     /// Issues all reductions that are left at the end of a microbatch, in one sequence, and drops
     /// the units that are gathered before them.
-    fn reduce_rest(&mut self, due: DueConditions<'_>) -> Option<Output> {
+    fn reduce_rest(&mut self, due: DueConditions<'_>, orders: &PlanOrders) -> Option<Output> {
         if let Some(output) = self.reductions.all_reduce_behind(due) {
             return Some(output);
         }
         let before = self.reductions.gathers_before_next(due)?;
-        self.gathers.finish_next(before).or_else(|| self.reductions.issue_next(due))
+        self.gathers.finish_next(orders, before).or_else(|| self.reductions.issue_next(due))
     }
 
     fn end_microbatch_next(&mut self, orders: &mut PlanOrders) -> Option<Output> {
@@ -393,7 +439,9 @@ impl StepCourse {
             return Some(output);
         }
         let due = self.due(orders);
-        let output = self.reduce_rest(due).or_else(|| self.gathers.finish_next(usize::MAX));
+        let output = self.reduce_rest(due, orders);
+        let output = output.or_else(|| self.gathers.finish_next(orders, usize::MAX));
+        let output = output.or_else(|| self.gathers.end_statistics_next(orders));
         if output.is_some() {
             return output;
         }

@@ -89,6 +89,12 @@ fn every_difference_shows() {
         ("another buffer", with_block(block().param(Param::new("b3", [3]).buffer()))),
         ("a longer buffer", with_block(block().param(Param::new("b2", [4]).buffer()))),
         ("a buffer of two dims", with_block(block().param(Param::new("b2", [3, 1]).buffer()))),
+        ("a batch norm", with_block(block().batch_norm("bn", 3))),
+        ("a batch norm over its own batch", {
+            let mut own = block().batch_norm("bn", 3);
+            own.statistics.clear();
+            with_block(own)
+        }),
         ("a buffer of another unit", {
             let other = Unit::new("embedding").param(Param::new("wte", [100, 32]));
             let other = other.param(Param::new("b2", [3]).buffer());

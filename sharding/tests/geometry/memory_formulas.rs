@@ -129,7 +129,10 @@ impl Player {
                 };
                 self.machine.conclude(conclusion).expect("all ranks say the same");
             }
-            Output::Hand { .. } | Output::Free { .. } | Output::AllReduce(_) => {}
+            Output::Hand { .. }
+            | Output::Free { .. }
+            | Output::Statistics { .. }
+            | Output::AllReduce(_) => {}
         }
     }
 

@@ -22,6 +22,13 @@
 //! | a rank without data leaves out the microbatches of others | stuck |
 //! | a rank without a loss leaves out the exchange of weights | stuck |
 //! | a rank that has used no unit does not gather along | stuck |
+//! | a rank that gathers along leaves out the statistics between the gathers | stuck |
+//! | statistics that a program leaves out do not come before its next unit | stuck |
+//! | statistics that a program leaves out do not come before an exchange about units | stuck |
+//! | statistics that a program leaves out are not issued at the end | stuck |
+//! | sums of zeros are waited for where they are issued | stuck |
+//! | sums of zeros are not waited for before units are gathered again | issued twice |
+//! | statistics of the backward do not issue the gathers before them | stuck |
 
 mod world;
 
@@ -32,7 +39,7 @@ use hsdp_sharding::step::{
     ReductionTime, Rules, Sequences, Uneven, UnitOrder,
 };
 use hsdp_sharding::{
-    Accumulation, AfterForward, ByteCount, Flow, FullCopies, Mesh, ModelSpec, Param, Plan,
+    Accumulation, AfterForward, ByteCount, Flow, FullCopies, Mesh, ModelSpec, Param, Phase, Plan,
     PlanOptions, Rank, Unit, UnitId,
 };
 use proptest::prelude::*;
@@ -47,18 +54,24 @@ fn cases(cases: u32) -> ProptestConfig {
 
 /// A model, its mesh and its options.
 fn plan() -> impl Strategy<Value = Plan> {
-    let unit = (0..4_u8, any::<bool>());
+    let unit = (0..4_u8, any::<bool>(), prop_oneof![3 => Just(0), 1 => 1..3_usize]);
     let model = prop::collection::vec(unit, 1..=5).prop_map(|units| {
-        units.into_iter().enumerate().fold(ModelSpec::new(), |spec, (at, (kind, after))| {
-            let weight = Param::new(format!("{at}.weight"), [7]);
-            let unit = Unit::new(format!("{at}"));
-            let unit = unit.param(if kind == 0 { weight.frozen() } else { weight });
-            spec.unit(match (kind, after) {
-                (0, true) => unit.forward_only(),
-                (1, true) => unit.keep(),
-                _ => unit,
-            })
-        })
+        units.into_iter().enumerate().fold(
+            ModelSpec::new(),
+            |spec, (at, (kind, after, statistics))| {
+                let weight = Param::new(format!("{at}.weight"), [7]);
+                let unit = Unit::new(format!("{at}"));
+                let statistics = if kind == 0 { 0 } else { statistics };
+                let unit = (0..statistics)
+                    .fold(unit, |unit, norm| unit.batch_norm(&format!("{at}.{norm}"), 3));
+                let unit = unit.param(if kind == 0 { weight.frozen() } else { weight });
+                spec.unit(match (kind, after) {
+                    (0, true) => unit.forward_only(),
+                    (1, true) => unit.keep(),
+                    _ => unit,
+                })
+            },
+        )
     });
     let options = (
         prop::sample::select(&Accumulation::ALL[..]),
@@ -133,15 +146,36 @@ impl<'a> Programs<'a> {
         units.into_iter().filter(|_| !(skips && self.draws.once_in(3))).collect()
     }
 
+    /// The calls about statistics of a unit.
+    fn statistics(&self, unit: UnitId, phase: Phase) -> Vec<Call> {
+        let indices = 0..self.plan.spec()[unit].statistics.len();
+        let mut calls: Vec<Call> =
+            indices.map(|index| Call::Statistics(unit, index, phase)).collect();
+        if phase == Phase::Backward {
+            calls.reverse();
+        }
+        calls
+    }
+
+    fn forward(&self, unit: UnitId) -> Vec<Call> {
+        [vec![Call::Need(unit)], self.statistics(unit, Phase::Forward)].concat()
+    }
+
+    fn backward(&self, unit: UnitId) -> Vec<Call> {
+        let statistics = self.statistics(unit, Phase::Backward);
+        [vec![Call::Need(unit)], statistics, vec![Call::Offer(unit)]].concat()
+    }
+
     /// A microbatch that uses all units, and reduces all that are trained.
     fn plain_microbatch(&self) -> Vec<Call> {
         let mut calls = vec![Call::Microbatch];
-        calls.extend(self.order.iter().map(|unit| Call::Need(*unit)));
+        calls.extend(self.order.iter().flat_map(|unit| self.forward(*unit)));
         calls.push(Call::Loss);
         for unit in self.order.iter().rev() {
             let spec = &self.plan.spec()[*unit];
             calls
                 .extend((spec.after_forward == AfterForward::Reshard).then_some(Call::Need(*unit)));
+            calls.extend(self.statistics(*unit, Phase::Backward));
             calls.extend(spec.is_trainable().then_some(Call::Offer(*unit)));
         }
         calls.push(Call::EndMicrobatch);
@@ -151,13 +185,15 @@ impl<'a> Programs<'a> {
     fn microbatch(&mut self, calls: &mut Vec<Call>) {
         calls.push(Call::Microbatch);
         let used = self.used();
-        calls.extend(used.iter().map(|unit| Call::Need(*unit)));
+        for unit in &used {
+            let skips = self.draws.once_in(12);
+            calls.extend(self.forward(*unit).into_iter().take(if skips { 1 } else { usize::MAX }));
+        }
         if !self.draws.once_in(8) {
             calls.push(Call::Loss);
         }
         let back: Vec<UnitId> = used.into_iter().rev().collect();
-        let mut backward: Vec<Call> =
-            back.iter().flat_map(|unit| [Call::Need(*unit), Call::Offer(*unit)]).collect();
+        let mut backward: Vec<Call> = back.iter().flat_map(|unit| self.backward(*unit)).collect();
         if self.draws.once_in(4) {
             // Gradients that come late, or never, and calls that have no place.
             let len = backward.len();
@@ -295,6 +331,7 @@ proptest! {
             prop_assert_eq!(issued('g'), expected(planned.all_gather.calls, gathers_over, 'g'), "{}", words);
             prop_assert_eq!(issued('r'), expected(planned.reduce_scatter.calls, mesh.shard_size(), 'r'), "{}", words);
             prop_assert_eq!(issued('a'), planned.all_reduce.calls, "{}", words);
+            prop_assert_eq!(issued('s'), expected(planned.statistics.calls, mesh.world_size(), 's'), "{}", words);
             prop_assert_eq!(words.split(' ').filter(|it| it.starts_with('d')).count(), 0, "{}", words);
         }
     }
@@ -310,13 +347,18 @@ proptest! {
         let given = is_given.then_some(microbatches);
         let step = DryRun::of(&plan, rules, given, microbatches);
         for rank in plan.mesh().ranks() {
-            let mut sums = [Flow::NONE; 3];
+            let mut sums = [Flow::NONE; 4];
             for call in step.outputs().filter_map(|output| output.call(&plan)) {
                 let Some((kind, bytes)) = received(&plan, rank, call) else { continue };
                 sums[kind] = sums[kind] + Flow { calls: 1, bytes: ByteCount(bytes) };
             }
             let planned = plan.traffic(rank, microbatches as u64);
-            let planned = [planned.all_gather, planned.reduce_scatter, planned.all_reduce];
+            let planned = [
+                planned.all_gather,
+                planned.reduce_scatter,
+                planned.all_reduce,
+                planned.statistics,
+            ];
             prop_assert_eq!(sums, planned, "rank {}", rank);
         }
     }
@@ -411,6 +453,11 @@ fn received(plan: &Plan, rank: Rank, call: Collective) -> Option<(usize, u64)> {
             let at = mesh.coordinate(rank).replicate_index as u64;
             let own = elements / replicas + u64::from(at < elements % replicas);
             (2, (replicas - 1) * own * size + (elements - own) * 4)
+        }
+        Kind::Statistics => {
+            let world = mesh.world_size() as u64;
+            let own = elements / world + u64::from((rank.index() as u64) < elements % world);
+            (3, (world - 1) * own * size + (elements - own) * size)
         }
         Kind::Exchange(_) => return None,
     })

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use hsdp_sharding::step::{
     Begin, Conclusion, Exchange, Headers, Input, Intent, NextUnit, Operation, Output, Refused,
-    Rules, Sequences, StepMachine, Supply, UnitUse,
+    Rules, Sequences, Source, StepMachine, Supply, UnitUse,
 };
-use hsdp_sharding::{Axis, FullCopies, Plan, Rank, UnitId};
+use hsdp_sharding::{Axis, FullCopies, Phase, Plan, Rank, UnitId};
 
 /// A small generator of pseudo-random numbers, so that a schedule is one number.
 #[derive(Clone, Debug)]
@@ -35,6 +35,7 @@ pub(crate) enum Call {
     Begin(Begin),
     Microbatch,
     Need(UnitId),
+    Statistics(UnitId, usize, Phase),
     Loss,
     Offer(UnitId),
     EndMicrobatch,
@@ -46,7 +47,10 @@ pub(crate) enum Call {
 }
 
 /// The channels in which a rank issues operations.
-const CHANNELS: usize = 3;
+const CHANNELS: usize = 4;
+
+/// The channel of statistics, which travel between hosts: they are in no stream of a device.
+const STATISTICS: usize = 3;
 
 /// One operation of a group, by its number in the sequence of the group.
 type Key = (usize, usize, usize);
@@ -65,6 +69,10 @@ struct Member {
     /// In one sequence: all operations so far, and how many of the first ones are complete.
     stream: Vec<Key>,
     drained: usize,
+    /// The number of the first ones on which the units depend that the program was handed.
+    used: usize,
+    /// By unit, phase by phase: number of operations up to its last gather.
+    gathers: BTreeMap<(UnitId, bool), usize>,
     /// The operation or the exchange that the machine waits for.
     waits: Option<Wait>,
     /// Everything that it did, in words.
@@ -77,6 +85,8 @@ struct Member {
 enum Wait {
     Operation(Operation),
     Exchange(usize),
+    /// The device, whose values these statistics are.
+    Device(Operation),
 }
 
 /// All ranks, and the operations that they have issued.
@@ -113,6 +123,8 @@ impl World {
             under_way: Vec::new(),
             stream: Vec::new(),
             drained: 0,
+            used: 0,
+            gathers: BTreeMap::new(),
             waits: None,
             words: Vec::new(),
             ended: None,
@@ -184,6 +196,7 @@ impl World {
             member.machine.abort();
             (member.waits, member.issued) = (None, [0; CHANNELS]);
             (member.drained, member.calls) = (0, member.script.len());
+            member.used = 0;
             member.under_way.clear();
             member.stream.clear();
         }
@@ -227,6 +240,15 @@ impl World {
         match self.members[rank].waits {
             Some(Wait::Operation(operation)) => return self.wait(rank, operation),
             Some(Wait::Exchange(number)) => return self.conclude(rank, number),
+            Some(Wait::Device(operation)) => {
+                let member = &mut self.members[rank];
+                if member.drained < member.used {
+                    return Ok(false);
+                }
+                member.waits = None;
+                self.issue(rank, STATISTICS, operation, operation.to_string())?;
+                return Ok(true);
+            }
             None => {}
         }
         if let Some(output) = self.members[rank].machine.poll() {
@@ -258,6 +280,7 @@ impl World {
             Call::Begin(begin) => machine.begin(begin),
             Call::Microbatch => machine.begin_microbatch(),
             Call::Need(unit) => machine.need(unit),
+            Call::Statistics(unit, index, phase) => machine.statistics(unit, index, phase),
             Call::Loss => machine.loss(),
             Call::Offer(unit) => machine.offer(unit),
             Call::EndMicrobatch | Call::EndBatch => machine.end_microbatch(),
@@ -278,10 +301,27 @@ impl World {
         self.members[rank].words.push(word.clone());
         match output {
             Output::Gather { place, unit, phase } => {
+                let member = &mut self.members[rank];
+                let issued = member.stream.len() + 1;
+                member.gathers.insert((unit, phase == Phase::Backward), issued);
                 self.issue(rank, 0, Operation::Gather { place, unit, phase }, word)
+            }
+            Output::Hand { unit, phase, .. } => {
+                let member = &mut self.members[rank];
+                member.used = member.used.max(member.gathers[&(unit, phase == Phase::Backward)]);
+                Ok(())
             }
             Output::ReduceScatter { unit, .. } => {
                 self.issue(rank, 1, Operation::ReduceScatter(unit), word)
+            }
+            Output::Statistics { unit, index, phase, from } => {
+                let operation = Operation::Statistics { unit, index, phase };
+                // A device computes them from the units that it was handed.
+                if from == Source::Offered && self.rules.sequences == Sequences::One {
+                    self.members[rank].waits = Some(Wait::Device(operation));
+                    return Ok(());
+                }
+                self.issue(rank, STATISTICS, operation, word)
             }
             Output::AllReduce(unit) => self.issue(rank, 2, Operation::AllReduce(unit), word),
             Output::Await(operation) | Output::Follow(operation) => {
@@ -296,9 +336,7 @@ impl World {
                 self.members[rank].waits = Some(Wait::Exchange(number));
                 self.check_place(rank, number, exchange)
             }
-            Output::Hand { .. } | Output::Free { .. } | Output::Accumulate(_) | Output::Fold(_) => {
-                Ok(())
-            }
+            Output::Free { .. } | Output::Accumulate(_) | Output::Fold(_) => Ok(()),
         }
     }
 
@@ -339,7 +377,9 @@ impl World {
             return Err(self.describe(&format!("rank {rank} issues {word} twice, at {at}")));
         }
         member.under_way.push((operation, key));
-        member.stream.push(key);
+        if channel != STATISTICS {
+            member.stream.push(key);
+        }
         let all = self.operations.entry(key).or_default();
         all.push((rank, word));
         let (first, expected) = &all[0];
@@ -355,7 +395,8 @@ impl World {
     /// Waits for an operation. A host does not wait for a device.
     fn wait(&mut self, rank: usize, operation: Operation) -> Result<bool, String> {
         let on_device = self.rules.sequences == Sequences::One;
-        if !on_device && !self.is_complete(rank, operation) {
+        let is_on_device = on_device && !matches!(operation, Operation::Statistics { .. });
+        if !is_on_device && !self.is_complete(rank, operation) {
             return Ok(false);
         }
         let member = &mut self.members[rank];

@@ -2,4 +2,5 @@
 
 mod conformance;
 mod embed;
+mod golden;
 mod verify;

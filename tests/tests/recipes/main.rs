@@ -3,6 +3,7 @@
 
 mod ema;
 mod formulas;
+mod golden;
 mod meshes;
 mod model;
 mod planned;

@@ -49,6 +49,7 @@ table!(SHARDING {
     hsdp_sharding::Region: Send Sync Unpin,
     hsdp_sharding::Role: Send Sync Unpin,
     hsdp_sharding::State: Send Sync Unpin,
+    hsdp_sharding::Statistics: Send Sync Unpin,
     hsdp_sharding::StorageProblem: Send Sync Unpin,
     hsdp_sharding::TieProblem: Send Sync Unpin,
     hsdp_sharding::Traffic: Send Sync Unpin,
@@ -420,10 +421,12 @@ table!(DIST {
 });
 
 table!(CANDLE {
+    hsdp_candle::BatchStatistics: Send Sync Unpin,
     hsdp_candle::DeclarationError: Send Sync Unpin,
     hsdp_candle::Error: Send Sync Unpin,
-    // Its parameters may be read by several threads. Its backward consumes it.
+    hsdp_candle::ForwardMode: Send Sync Unpin,
     hsdp_candle::LostGradients: Send Sync Unpin,
+    // Its parameters may be read by several threads. Its backward consumes it.
     hsdp_candle::Pass<'static>: Send Sync Unpin,
     hsdp_candle::Plain: Send Sync Unpin,
     hsdp_candle::Recorded: Send Sync Unpin,

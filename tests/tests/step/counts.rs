@@ -188,6 +188,7 @@ fn step_on(
         all_gather: flow(Channel::Gather, Op::AllGather),
         reduce_scatter: flow(Channel::Reduce, Op::ReduceScatter),
         all_reduce: flow(Channel::AllReduce, Op::AllReduce),
+        statistics: flow(Channel::Statistics, Op::AllReduce),
         update: Flow::NONE,
     };
     let planned = model.plan().traffic(model.rank(), microbatches as u64);

@@ -11,6 +11,7 @@ mod non_finite;
 mod operations;
 mod order;
 mod refusals;
+mod statistics;
 mod step_ends;
 mod step_machine;
 mod uneven_inputs;

@@ -2,15 +2,17 @@
 
 use std::sync::Arc;
 
-use candle_core::{DType, Device, Tensor};
-use hsdp::{ModelSpec, ParamId};
+use candle_core::{DType, Device, Shape, Tensor};
+use hsdp::{BufferId, ModelSpec, ParamId};
 use hsdp_sharding::Role;
 use parking_lot::Mutex;
 
 use super::{Pass, PassKind};
+use crate::convert::check_written;
 use crate::error::{DeclarationError, Error};
-use crate::model::Parameters;
+use crate::model::{ForwardMode, Parameters};
 use crate::ops::Unshard;
+use crate::statistics::{self, BatchStatistics};
 use crate::unit::{LiveUnit, UnitUsage};
 
 /// Provides the forward of one use of a unit with its parameters, as tensors of candle's graph.
@@ -37,15 +39,46 @@ impl PassReader<'_, '_> {
     pub(super) fn gathered(&self, name: &str) -> Result<(&Arc<LiveUnit>, ParamId), Error> {
         let Some(id) = self.spec().find(name) else {
             let unit = self.own.name().to_owned();
-            return Err(Error::Declaration(DeclarationError::UnknownParameter {
-                unit,
-                name: name.to_owned(),
+            let name = name.to_owned();
+            return Err(Error::Declaration(match self.spec().find_buffer(&name) {
+                Some(_) => DeclarationError::IsBuffer { unit, name },
+                None => DeclarationError::UnknownParameter { unit, name },
             }));
         };
         let unit = &self.pass.units.states[id.unit.index()];
         self.usage.reads(unit);
         unit.gather()?;
         Ok((unit, id))
+    }
+
+    /// Finds a buffer.
+    pub(super) fn found(&self, name: &str) -> Result<BufferId, Error> {
+        self.spec().find_buffer(name).ok_or_else(|| {
+            let unit = self.own.name().to_owned();
+            Error::Declaration(DeclarationError::UnknownBuffer { unit, name: name.to_owned() })
+        })
+    }
+
+    /// Returns a buffer as the step has written it so far.
+    pub(super) fn buffered(&self, id: BufferId) -> Result<Tensor, Error> {
+        let values = self.pass.handle.buffer(id)?;
+        Ok(Tensor::from_vec(values, self.shape(id), &self.pass.device)?)
+    }
+
+    pub(super) fn write(&self, id: BufferId, value: &Tensor) -> Result<(), Error> {
+        check_written(&self.spec()[id], value)?;
+        let values = value.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
+        Ok(self.pass.handle.write_buffer(id, &values)?)
+    }
+
+    fn shape(&self, id: BufferId) -> Shape {
+        Shape::from(self.spec()[id].shape.clone())
+    }
+
+    /// Returns the unit that declares statistics under this name, and their index in the unit.
+    pub(super) fn statistics_of(&self, name: &str) -> Option<(&Arc<LiveUnit>, usize)> {
+        let (unit, index) = statistics::declared(self.spec(), name)?;
+        Some((&self.pass.units.states[unit.index()], index))
     }
 
     /// Returns the tensor of a parameter. The whole pass uses the same one.
@@ -74,6 +107,26 @@ impl PassReader<'_, '_> {
 impl Parameters for PassReader<'_, '_> {
     fn get(&self, name: &str) -> candle_core::Result<Tensor> {
         Ok(self.read(name)?)
+    }
+
+    fn buffer(&self, name: &str) -> candle_core::Result<Tensor> {
+        Ok(self.buffered(self.found(name)?)?)
+    }
+
+    fn write_buffer(&self, name: &str, value: &Tensor) -> candle_core::Result<()> {
+        Ok(self.write(self.found(name)?, value)?)
+    }
+
+    fn mode(&self) -> candle_core::Result<ForwardMode> {
+        Ok(match self.pass.kind {
+            PassKind::Training => ForwardMode::Training,
+            PassKind::Evaluation => ForwardMode::Evaluation,
+        })
+    }
+
+    fn statistics(&self, name: &str) -> Option<BatchStatistics> {
+        let (unit, index) = self.statistics_of(name)?;
+        Some(BatchStatistics::once(Arc::clone(unit), index))
     }
 
     fn spec(&self) -> &ModelSpec {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor, TensorId};
-use hsdp::{ModelSpec, ParamId};
+use hsdp::{BufferId, ModelSpec, ParamId};
 use hsdp_sharding::Role;
 use parking_lot::Mutex;
 
@@ -13,10 +13,11 @@ use super::Pass;
 use super::reader::PassReader;
 use crate::convert::cast_inputs;
 use crate::error::{Error, LostGradients};
-use crate::model::{Parameters, RepeatableForward};
+use crate::model::{ForwardMode, Parameters, RepeatableForward};
 use crate::recompute::{
     RecomputeOp, RecomputedInput, RecomputedRead, input_leaf, is_differentiated,
 };
+use crate::statistics::{BatchStatistics, StatisticsRecord};
 use crate::storage::{move_back, move_to_variable};
 use crate::unit::{LiveUnit, UnitUsage};
 use crate::variables::Reached;
@@ -35,7 +36,13 @@ impl Pass<'_> {
         let usage = UnitUsage::of(own);
         own.gather()?;
         let reader = PassReader { pass: self, own, usage: &usage };
-        let first = FirstRun { reader, reads: Mutex::default(), leaves: Mutex::default() };
+        let first = FirstRun {
+            reader,
+            reads: Mutex::default(),
+            leaves: Mutex::default(),
+            buffers: Mutex::default(),
+            statistics: Arc::default(),
+        };
         let output = self.first_output(&first, &inputs, forward);
         let ended = first.end();
         let output = output?;
@@ -73,7 +80,9 @@ impl Pass<'_> {
         if !parents.contains(&true) && !reads.iter().any(RecomputedRead::is_trainable) {
             return Ok(output.detach().copy()?);
         }
+        let statistics = std::mem::take(&mut *first.statistics.lock());
         await_gradients(usage, &reads);
+        statistics.iter().for_each(|sums| sums.await_backward());
         let of_op = inputs.iter().zip(&parents).map(|(input, is_parent)| match is_parent {
             true => RecomputedInput::from(input.clone()),
             false => RecomputedInput::from(input.detach()),
@@ -89,6 +98,8 @@ impl Pass<'_> {
             usage: Arc::clone(usage),
             inputs: of_op,
             reads,
+            buffers: std::mem::take(&mut *first.buffers.lock()),
+            statistics,
             output: Mutex::new(Some(output.detach())),
         };
         let output = chain.apply_op1(op)?;
@@ -115,17 +126,21 @@ fn await_gradients(usage: &UnitUsage, reads: &[RecomputedRead]) {
     for RecomputedRead { unit, index } in reads {
         match unit.role(*index) {
             Role::Frozen => usage.reads_frozen(unit),
-            Role::Trainable => unit.awaits_recomputed(),
+            Role::Trainable => unit.awaits_piece(),
         }
     }
 }
 
-/// Provides the first run with its parameters, and records which it reads. As in the second run,
+/// Provides the first run with its parameters, and records which it reads, with the buffers and
+/// the sums of statistics that it sees. As in the second run,
 /// each trainable one is a variable that holds the storage of a parameter during the run.
 struct FirstRun<'a, 'step> {
     reader: PassReader<'a, 'step>,
     reads: Mutex<Vec<RecomputedRead>>,
     leaves: Mutex<Vec<Leaf>>,
+    /// Buffers as the run has read them, in the order of its reads.
+    buffers: Mutex<Vec<(BufferId, Tensor)>>,
+    statistics: Arc<StatisticsRecord>,
 }
 
 /// A trainable parameter in a first run.
@@ -205,6 +220,26 @@ impl FirstRuns {
 impl Parameters for FirstRun<'_, '_> {
     fn get(&self, name: &str) -> candle_core::Result<Tensor> {
         Ok(self.read(name)?)
+    }
+
+    fn buffer(&self, name: &str) -> candle_core::Result<Tensor> {
+        let id = self.reader.found(name)?;
+        let buffer = self.reader.buffered(id)?;
+        self.buffers.lock().push((id, buffer.clone()));
+        Ok(buffer)
+    }
+
+    fn write_buffer(&self, name: &str, value: &Tensor) -> candle_core::Result<()> {
+        self.reader.write_buffer(name, value)
+    }
+
+    fn mode(&self) -> candle_core::Result<ForwardMode> {
+        self.reader.mode()
+    }
+
+    fn statistics(&self, name: &str) -> Option<BatchStatistics> {
+        let (unit, index) = self.reader.statistics_of(name)?;
+        Some(BatchStatistics::first(Arc::clone(unit), index, Arc::clone(&self.statistics)))
     }
 
     fn spec(&self) -> &ModelSpec {

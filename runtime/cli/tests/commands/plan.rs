@@ -203,6 +203,7 @@ fn assert_says(said: &Value, spec: ModelSpec) -> Plan {
         all_gather: sum(|it| it.all_gather),
         reduce_scatter: sum(|it| it.reduce_scatter),
         all_reduce: sum(|it| it.all_reduce),
+        statistics: sum(|it| it.statistics),
         update: sum(|it| it.update),
     };
     assert_eq!(said["traffic"]["all_ranks"], flows(&all));

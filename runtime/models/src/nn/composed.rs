@@ -7,9 +7,13 @@
 //! and keeps them for the backward: a window saves none of it. They do not check their arguments:
 //! errors come from the candle op that refused them.
 
-use candle_core::{D, DType, Device, Result, Tensor};
-use candle_nn::ops::sigmoid;
+use std::sync::Arc;
 
+use candle_core::{CpuStorage, CustomOp1, D, DType, Device, Layout, Result, Shape, Tensor};
+use candle_nn::ops::sigmoid;
+use hsdp_candle::{BatchStatistics, ForwardMode, Parameters};
+
+use super::batch_norm::{BatchMoments, BatchNormOptions, BatchNormTensors, check_channels};
 use super::cross_entropy::{CrossEntropy, targets};
 use super::embedding::with_width;
 use super::{Mask, Scores};
@@ -75,6 +79,87 @@ pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f64) -> Resul
     let normed = centred.broadcast_div(&(variance + eps)?.sqrt()?)?;
     let scaled = normed.broadcast_mul(&weight.to_dtype(DType::F32)?)?;
     scaled.broadcast_add(&bias.to_dtype(DType::F32)?)?.to_dtype(x.dtype())
+}
+
+/// Computes [`batch_norm`](super::batch_norm()).
+///
+/// # Errors
+/// The errors of [`batch_norm`](super::batch_norm()), and of candle.
+pub fn batch_norm(
+    parameters: &dyn Parameters,
+    name: &str,
+    x: &Tensor,
+    options: BatchNormOptions,
+) -> Result<Tensor> {
+    let layer = BatchNormTensors::read(parameters, name, x)?;
+    let mut dims = vec![1; x.rank()];
+    dims[1] = x.dim(1)?;
+    let aligned = |tensor: &Tensor| tensor.to_dtype(DType::F32)?.reshape(dims.as_slice());
+    let wide = x.to_dtype(DType::F32)?;
+    let (mean, variance) = match parameters.mode()? {
+        ForwardMode::Training => moments_of_batch(parameters, name, &wide, &layer, options)?,
+        ForwardMode::Evaluation => {
+            let running = |what| -> Result<Tensor> {
+                let name = format!("{name}.{what}");
+                let buffer = parameters.buffer(&name)?;
+                check_channels(x, &name, &buffer)?;
+                Ok(buffer)
+            };
+            (running("running_mean")?, running("running_var")?)
+        }
+    };
+    let deviation = (aligned(&variance)? + options.eps)?.sqrt()?;
+    let normed = wide.broadcast_sub(&aligned(&mean)?)?.broadcast_div(&deviation)?;
+    let scaled = normed.broadcast_mul(&aligned(&layer.weight)?)?;
+    scaled.broadcast_add(&aligned(&layer.bias)?)?.to_dtype(x.dtype())
+}
+
+/// Returns mean and variance of each channel of the batch, whose gradients flow to the batches of
+/// all ranks, and moves the running statistics.
+fn moments_of_batch(
+    parameters: &dyn Parameters,
+    name: &str,
+    x: &Tensor,
+    layer: &BatchNormTensors,
+    options: BatchNormOptions,
+) -> Result<(Tensor, Tensor)> {
+    let wide = x.transpose(0, 1)?.flatten_from(1)?.to_dtype(DType::F64)?;
+    let (channels, own_count) = wide.dims2()?;
+    let own = Tensor::cat(&[wide.sum(1)?, wide.sqr()?.sum(1)?], 0)?.to_device(&Device::Cpu)?;
+    let values = own.detach().to_vec1::<f64>()?.into_iter();
+    let sums = layer.statistics.forward([own_count as f64].into_iter().chain(values).collect())?;
+    let moments = BatchMoments::of(&sums)?;
+    layer.follow(parameters, name, &moments, options)?;
+    let statistics = Arc::clone(&layer.statistics);
+    let sums = own.apply_op1(SumOfStatistics { sums: sums[1..].to_vec(), statistics })?;
+    if sums.track_op() {
+        layer.statistics.await_backward(x);
+    }
+    let means = (sums.to_device(x.device())? / moments.count)?;
+    let (mean, square) = (means.narrow(0, 0, channels)?, means.narrow(0, channels, channels)?);
+    let variance = (square - mean.sqr()?)?;
+    Ok((mean, variance))
+}
+
+/// Op on a rank's statistics, whose output is their sums over all ranks.
+struct SumOfStatistics {
+    sums: Vec<f64>,
+    statistics: Arc<BatchStatistics>,
+}
+
+impl CustomOp1 for SumOfStatistics {
+    fn name(&self) -> &'static str {
+        "sum of statistics"
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        Ok((CpuStorage::F64(self.sums.clone()), layout.shape().clone()))
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+        let sums = self.statistics.backward(gradient.to_vec1()?)?;
+        Ok(Some(Tensor::new(sums, &Device::Cpu)?))
+    }
 }
 
 /// Computes [`softmax_of_scores`](super::softmax_of_scores).

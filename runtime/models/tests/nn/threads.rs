@@ -5,7 +5,7 @@ use rayon::ThreadPoolBuilder;
 
 use crate::layers::{DTYPES, LAYERS, flat};
 
-fn with_threads<R: Send>(threads: usize, work: impl FnOnce() -> R + Send) -> R {
+pub(crate) fn with_threads<R: Send>(threads: usize, work: impl FnOnce() -> R + Send) -> R {
     ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool").install(work)
 }
 

@@ -8,7 +8,7 @@ use hsdp_sharding::step::{
     Begin, Call, Conclusion, Exchange, Headers, Input, Intent, Kind, Operation, Output, Refused,
     Rules, Sequences, StepMachine, Supply, Target, Uneven, UnitOrder,
 };
-use hsdp_sharding::{AfterForward, Plan, UnitId};
+use hsdp_sharding::{AfterForward, Phase, Plan, UnitId};
 
 use super::{Action, Microbatches, ModelPlacement, Reference, StepBlock, StepOperation, Work};
 
@@ -24,6 +24,8 @@ pub(super) struct Script {
     scatters: Vec<Reference>,
     /// Last all-reduce of each unit.
     all_reduces: Vec<Reference>,
+    /// Indices in the block of the statistics that are under way.
+    statistics: Vec<(Operation, usize)>,
     /// Whether the thread looks for complete reduce-scatters in the block.
     looks: bool,
 }
@@ -48,6 +50,7 @@ impl Script {
             gathers: Vec::new(),
             scatters: none.clone(),
             all_reduces: none,
+            statistics: Vec::new(),
             looks: false,
         }
     }
@@ -88,6 +91,9 @@ impl Script {
         for unit in plan.order() {
             self.feed(|machine| machine.need(*unit));
             self.compute(Work::Forward(*unit));
+            for index in 0..plan.spec()[*unit].statistics.len() {
+                self.feed(|machine| machine.statistics(*unit, index, Phase::Forward));
+            }
         }
         // `Pass::loss` takes a number: the host reads it.
         self.compute(Work::Loss);
@@ -101,6 +107,9 @@ impl Script {
                 AfterForward::Discard => continue,
             }
             self.compute(Work::Backward(*unit));
+            for index in (0..spec.statistics.len()).rev() {
+                self.feed(|machine| machine.statistics(*unit, index, Phase::Backward));
+            }
             if spec.is_trainable() {
                 self.feed(|machine| machine.offer(*unit));
             }
@@ -146,6 +155,11 @@ impl Script {
                     self.block.all_reduces.push((self.scatters[unit.index()], index));
                 }
             }
+            Output::Statistics { unit, index, phase, .. } => {
+                let operation = Operation::Statistics { unit, index, phase };
+                let index = self.issue(output);
+                self.statistics.push((operation, index));
+            }
             Output::Accumulate(unit) => self.compute(Work::Accumulate(unit)),
             Output::Fold(unit) => self.compute(Work::Fold(unit)),
             Output::Await(operation) => self.wait(operation, Action::Need),
@@ -159,6 +173,10 @@ impl Script {
             Operation::Gather { place, .. } => Reference::Here(self.gathers[place]),
             Operation::ReduceScatter(unit) => self.scatters[unit.index()],
             Operation::AllReduce(unit) => self.all_reduces[unit.index()],
+            Operation::Statistics { .. } => {
+                let at = self.statistics.iter().position(|(other, _)| *other == operation);
+                Reference::Here(self.statistics.remove(at.expect("it was issued")).1)
+            }
         };
         self.act(action(reference));
         self.machine.done(operation).expect("the machine waits for it");
@@ -231,6 +249,7 @@ fn operation(call: Call) -> StepOperation {
         Kind::Gather => (Channel::Gather, Op::AllGather, Stage::Gather),
         Kind::ReduceScatter => (Channel::Reduce, Op::ReduceScatter, Stage::Reduce),
         Kind::AllReduce => (Channel::AllReduce, Op::AllReduce, Stage::AllReduce),
+        Kind::Statistics => (Channel::Statistics, Op::AllReduce, Stage::Statistics),
         Kind::Exchange(Exchange::Interim { .. } | Exchange::Statement) => {
             (Channel::Control, Op::AllGather, Stage::Agreement)
         }

@@ -159,7 +159,7 @@ impl Costs for OnMachine<'_> {
         let bytes = operation.bytes();
         let all = || bytes.saturating_mul(placed.members() as u64);
         match (operation.channel, operation.op) {
-            (Channel::Control, _) => OperationCost {
+            (Channel::Control | Channel::Statistics, _) => OperationCost {
                 host: Time::saturating(self.machine.calls.issue.value()),
                 link: exchange_time(self.machine, placed),
                 busy: [Time::ZERO; 2],

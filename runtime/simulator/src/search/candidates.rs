@@ -250,7 +250,7 @@ fn of_block(block: &StepBlock, costs: &OnMachine<'_>, on: ModelPlacement) -> Lea
         least.host += cost.host.seconds();
         match (operation.channel, on) {
             // The thread waits for it.
-            (Channel::Control, _) => least.host += cost.link.seconds(),
+            (Channel::Control | Channel::Statistics, _) => least.host += cost.link.seconds(),
             (_, ModelPlacement::Device) => least.stream += cost.link.seconds(),
             (_, ModelPlacement::Host) => {}
         }

@@ -281,7 +281,7 @@ impl BlockRun<'_> {
         let host = rank.host;
         let late = rank.wait(times, Share::of(operation.stage));
         let ends = rank.computation;
-        if is_on_host || operation.channel == Channel::Control {
+        if is_on_host || matches!(operation.channel, Channel::Control | Channel::Statistics) {
             rank.host = rank.host.max(times.ends);
         }
         let thread = rank.host;

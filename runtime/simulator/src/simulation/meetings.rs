@@ -54,10 +54,11 @@ struct ColorStream {
     queue: VecDeque<IssuedOperation>,
 }
 
-/// Returns the stream of a channel. On a device all channels but that of exchanges have one.
+/// Returns the stream of a channel. On a device all channels but those of exchanges and statistics
+/// have one.
 pub(crate) const fn stream(channel: Channel, placement: ModelPlacement) -> usize {
     match (channel, placement) {
-        (Channel::Control, _) => 0,
+        (Channel::Control | Channel::Statistics, _) => 0,
         (Channel::Gather, _) | (_, ModelPlacement::Device) => 1,
         (Channel::Reduce, ModelPlacement::Host) => 2,
         (_, ModelPlacement::Host) => 3,

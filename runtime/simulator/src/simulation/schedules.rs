@@ -123,7 +123,7 @@ impl HostList<'_> {
     fn issue(&mut self, operation: &StepOperation) -> Result<usize, Error> {
         let StepOperation { channel, op, dtype, elements, .. } = *operation;
         let stream = match (channel, self.streams) {
-            (Channel::Control, _) => 0,
+            (Channel::Control | Channel::Statistics, _) => 0,
             (_, Streams::One) => 1,
             (channel, Streams::OfEachChannel) => 1 + channel as u64,
         };

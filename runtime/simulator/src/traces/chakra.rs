@@ -108,7 +108,7 @@ impl Traces<'_> {
         let attributes = attributes(operation, group)?;
         let node = Node { name, kind: NodeType::Collective.into(), attributes, ..Node::default() };
         let collective = moves.then_some(Template { node, lane, time: cost.link });
-        let is_exchange = operation.channel == Channel::Control;
+        let is_exchange = matches!(operation.channel, Channel::Control | Channel::Statistics);
         Ok(PreparedOperation { lane, is_exchange, call, collective })
     }
 

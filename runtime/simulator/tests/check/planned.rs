@@ -6,11 +6,12 @@ use std::sync::Arc;
 use hsdp_sharding::{Accumulation, Mesh, ModelSpec, Param, Plan, PlanOptions, Unit};
 use hsdp_simulator::{Microbatches, ModelPlacement, Order, ScheduleVerdict, Streams, judge};
 
-/// Four units, of which one is kept.
+/// Four units: one is kept, and two have a batch norm over all ranks.
 fn spec() -> ModelSpec {
     let unit =
         |index: usize| Unit::new(format!("u{index}")).param(Param::new(format!("w{index}"), [24]));
-    ModelSpec::new().unit(unit(0)).unit(unit(1).keep()).unit(unit(2)).unit(unit(3))
+    let normed = |index: usize| unit(index).batch_norm(&format!("bn{index}"), 3);
+    ModelSpec::new().unit(normed(0)).unit(unit(1).keep()).unit(normed(2)).unit(unit(3))
 }
 
 fn order(

@@ -51,6 +51,7 @@ impl Counted {
             all_gather: ledger.op(Channel::Gather, Op::AllGather),
             reduce_scatter: ledger.op(Channel::Reduce, Op::ReduceScatter),
             all_reduce: ledger.op(Channel::AllReduce, Op::AllReduce),
+            statistics: ledger.op(Channel::Statistics, Op::AllReduce),
             update: update.into_iter().sum(),
         };
         self.received = self.received + step;
@@ -98,6 +99,7 @@ impl RankCosts {
             all_gather: flow(),
             reduce_scatter: flow(),
             all_reduce: flow(),
+            statistics: flow(),
             update: flow(),
         };
         let memory = self.memory.iter().zip(memory.as_chunks().0);
@@ -112,16 +114,18 @@ impl RankCosts {
     }
 
     /// Returns the traffic to show, with the collectives of updates as one entry, `update`. Most
-    /// optimizers have none, and then it is not shown.
+    /// optimizers have none, and most models no statistics: these are not shown then.
     pub(crate) fn traffic(&self) -> impl Iterator<Item = (&'static str, PlannedAndMeasured<Flow>)> {
         let PlannedAndMeasured { planned, measured } = self.traffic;
-        let has_update = [planned.update, measured.update] != [Flow::NONE; 2];
         let pairs = planned.flows().into_iter().zip(measured.flows());
         pairs
             .map(|((name, planned), (_, measured))| {
                 (name, PlannedAndMeasured { planned, measured })
             })
-            .filter(move |(name, _)| *name != "update" || has_update)
+            .filter(|(name, flows)| {
+                let is_rare = ["statistics", "update"].contains(name);
+                !is_rare || [flows.planned, flows.measured] != [Flow::NONE; 2]
+            })
     }
 
     /// Returns the totals of the rank, for `summary.json`.

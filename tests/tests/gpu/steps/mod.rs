@@ -3,8 +3,9 @@
 //!
 //! In reading order: `training` (the model, and its gradients made by hand), `bits` (parameters,
 //! norms, bytes), `non_finite`, `drops` (steps that are given up), `full` (a gathered unit),
-//! `updates`, `muon`, `refused`, `exhausted` (no memory left), `planned_memory` (the memory that a
-//! model holds, against the plan), `offload`, `several_dtypes`, `steady`, `checkpoints`.
+//! `updates`, `muon`, `statistics` (of a batch, over all ranks), `refused`, `exhausted` (no memory
+//! left), `planned_memory` (the memory that a model holds, against the plan), `offload`,
+//! `several_dtypes`, `steady`, `checkpoints`.
 
 mod bits;
 mod checkpoints;
@@ -17,6 +18,7 @@ mod offload;
 mod planned_memory;
 mod refused;
 mod several_dtypes;
+mod statistics;
 mod steady;
 mod training;
 mod updates;
