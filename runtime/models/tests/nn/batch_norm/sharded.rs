@@ -602,6 +602,45 @@ fn a_loss_without_a_norm_that_other_losses_depend_on_is_refused() {
     }
 }
 
+/// The second run finds that no gradient comes to the norm, and its unit waits for none.
+#[test]
+fn a_frozen_norm_of_data_in_a_recomputed_unit_delays_no_reduction() {
+    let spec = || {
+        let first = Unit::new("first").param(Param::new("first.weight", [6, 3]));
+        let second = Unit::new("second").param(Param::new("second.weight", [2, 6]));
+        let mut second = second.batch_norm("norm_in", 6);
+        for param in second.params.iter_mut().filter(|it| it.name.starts_with("norm_in")) {
+            *param = param.clone().frozen();
+        }
+        spec_of([first, second])
+    };
+    let events = results(2, |world| {
+        let mesh = Mesh::new(1, 2).expect("two shards");
+        let options = ModelOptions { prefetch: 0, ..ModelOptions::on(mesh) };
+        let mut model = common::sharded_with(world, spec(), options);
+        model.record_events();
+        let gradients = common::step(&mut model, |pass| {
+            let x = noise(1, &[5, 3], DType::F32);
+            let x = pass.recomputed("first", &x, |p, x| linear(p, "first", x))?;
+            let y = pass.recomputed("second", &x, |p, x| {
+                linear(p, "second", &norm(p, "norm_in", &x.detach())?.add(x)?)
+            })?;
+            y.sqr()?.mean_all()
+        });
+        drop(gradients.expect("a step"));
+        common::words(&model.take_events())
+    });
+    let want = [
+        "gather 0 forward",
+        "gather 1 forward",
+        "gather 1 backward",
+        "reduce 1",
+        "gather 0 backward",
+        "reduce 0",
+    ];
+    events.iter().for_each(|words| assert_eq!(words, &want));
+}
+
 /// Returns the gradients of the one step of a training: the way that parameters went, divided by the
 /// rate.
 fn gradients(case: &Case, trained: &Named) -> BTreeMap<String, Vec<f64>> {
