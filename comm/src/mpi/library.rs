@@ -64,6 +64,7 @@ pub(super) struct FoundMessage {
     pub(super) from: usize,
     /// Its length.
     pub(super) bytes: usize,
+    tag: c_int,
     message: ffi::MPI_Message,
 }
 
@@ -179,7 +180,7 @@ impl Locked<'_> {
         // A count that is no number of blocks is negative: then receiving fails, since the message is longer.
         let bytes = usize::try_from(count).unwrap_or(0) * BLOCK_BYTES;
         let from = usize::try_from(status.MPI_SOURCE).unwrap_or(usize::MAX);
-        Ok(Some(FoundMessage { from, bytes, message }))
+        Ok(Some(FoundMessage { from, bytes, tag: status.MPI_TAG, message }))
     }
 
     /// Begins to receive a message into bytes of its length, which stay where they are until the request is complete.
@@ -222,7 +223,7 @@ fn complete(
     call: &'static str,
     mut request: MpiRequest,
     deadline: Duration,
-    check: impl Fn() -> Result<(), MpiError>,
+    mut check: impl FnMut() -> Result<(), MpiError>,
 ) -> Result<(), MpiError> {
     let mut clock = WaitClock::until(deadline);
     while !request.test(call)? {

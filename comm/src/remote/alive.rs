@@ -1,8 +1,8 @@
 //! Whether the processes of other ranks still run, as far as this machine knows. `REMOTE.md`, "Lost processes".
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use hsdp_sharding::Rank;
 
@@ -41,7 +41,7 @@ impl Processes {
     pub(super) fn see(&mut self, rank: Rank, hello: &ProcessHello) {
         let process = (hello.process, hello.started);
         let is_other = process.0 != std::process::id() && hello.is_of_this_machine();
-        if is_other && is_running(process) {
+        if is_other && started(process.0) == Some(process.1) {
             self.watched.insert(rank, process);
         }
     }
@@ -90,7 +90,15 @@ impl Processes {
 
 /// When a process was started, as its machine counts; `None` if it is gone, or nothing is known of it.
 pub(super) fn started(id: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+    started_in(&stat(id).ok()?)
+}
+
+fn stat(id: u32) -> io::Result<String> {
+    fs::read_to_string(format!("/proc/{id}/stat"))
+}
+
+/// Returns when the process was started, by its line in `/proc`; `None` if it has ended.
+fn started_in(stat: &str) -> Option<u64> {
     // The name of the program is in parentheses, and may have anything in it.
     let (_, fields) = stat.rsplit_once(") ")?;
     let mut fields = fields.split_ascii_whitespace();
@@ -103,8 +111,25 @@ pub(super) fn started(id: u32) -> Option<u64> {
 }
 
 fn is_running((id, since): Process) -> bool {
-    started(id) == Some(since)
+    may_run(stat(id).as_deref(), since)
 }
+
+/// Returns whether a process that was started at `since` may still run, by its line in `/proc`. A
+/// process without memory or descriptors for that look sees nothing, and must not take others for
+/// gone.
+fn may_run(stat: Result<&str, &io::Error>, since: u64) -> bool {
+    match stat {
+        Ok(stat) => started_in(stat) == Some(since),
+        Err(error) => {
+            let is_gone = error.kind() == io::ErrorKind::NotFound;
+            !is_gone && error.raw_os_error() != Some(NO_SUCH_PROCESS)
+        }
+    }
+}
+
+/// The error of Linux (ESRCH) for a process that ends between the opening of its file and the
+/// reading.
+const NO_SUCH_PROCESS: i32 = 3;
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
@@ -165,6 +190,17 @@ mod tests {
         assert!(processes.is_gone(Rank::new(1)) && !processes.is_gone(Rank::new(2)));
         processes.disconnected.clear();
         assert!(processes.is_settled(Rank::new(1)), "a process that is gone needs no second look");
+    }
+
+    #[test]
+    fn a_look_that_fails_for_want_of_something_shows_no_end() {
+        let lost = |error: io::Error| !may_run(Err(&error), 1);
+        assert!(lost(io::ErrorKind::NotFound.into()) && lost(io::Error::from_raw_os_error(3)));
+        // ENOMEM, EMFILE, ENFILE, and the error of a string that cannot grow.
+        for code in [12, 24, 23] {
+            assert!(!lost(io::Error::from_raw_os_error(code)));
+        }
+        assert!(!lost(io::ErrorKind::OutOfMemory.into()));
     }
 
     #[test]

@@ -87,9 +87,11 @@ pub(crate) struct TransportError {
 }
 
 impl TransportError {
+    /// Returns the error of a rank without memory for a message that has come. It is this rank's
+    /// own: the one that has sent the message did nothing wrong.
     pub(crate) fn no_memory(from: Rank, bytes: usize) -> Self {
-        let problem = format!("no memory for a message of {bytes} bytes");
-        Self { peer: Some(from), problem }
+        let problem = format!("no memory for a message of {bytes} bytes from rank {from}");
+        Self { peer: None, problem }
     }
 }
 

@@ -107,7 +107,7 @@ fn killed_without_mpi() -> Result<(), String> {
     command.args(["--mesh", "2x2", "--layers", "2", "--steps", "100000"]).args(ON_TEXT);
     command.arg("--out").arg(out.path());
     let job = Job::start(on_devices(command, meeting.path()))?;
-    job.until(|| (steps(out.path()) >= 3).then_some(()))?;
+    job.until("three steps", || (steps(out.path()) >= 3).then_some(()))?;
     let processes = job.processes(4)?;
     let at = Instant::now();
     kill(processes[2], Signal::SIGKILL).map_err(|error| error.to_string())?;

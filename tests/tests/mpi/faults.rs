@@ -25,6 +25,7 @@ pub(crate) const TRIALS: &[Named] = &[
     ("faults::row_6_a_process_never_comes", never_comes),
     ("faults::row_13_ranks_disagree", || named("wrong count", "ranks disagree about")),
     ("faults::row_43_the_end_is_asked_for", asked_for),
+    ("faults::row_45_a_rank_has_no_memory", has_no_memory),
     ("faults::row_54_another_program", another_program),
     ("faults::row_55_another_seed", another_seed),
 ];
@@ -85,7 +86,7 @@ fn killed_under_launch() -> Result<(), String> {
 pub(crate) fn kill_rank_2(command: Command, out: &Path) -> Result<(), String> {
     let is_launched = command.get_program() != "mpirun";
     let job = Job::start(command)?;
-    job.until(|| (steps(out) >= 3).then_some(()))?;
+    job.until("three steps", || (steps(out) >= 3).then_some(()))?;
     let processes = job.processes(4)?;
     let at = Instant::now();
     kill(processes[2], Signal::SIGKILL).map_err(|error| error.to_string())?;
@@ -94,21 +95,17 @@ pub(crate) fn kill_rank_2(command: Command, out: &Path) -> Result<(), String> {
     if is_launched { rank_2_is_gone(out, 3..=3) } else { is_told(out) }
 }
 
-/// All processes end soon after `at`, not well, and know that rank 2 is gone.
-pub(crate) fn ends_as_if_killed(job: Job, out: &Path, at: Instant) -> Result<(), String> {
-    ends_promptly(job, at)?;
-    is_told(out)
-}
-
-fn ends_promptly(job: Job, at: Instant) -> Result<(), String> {
-    job.until(|| job.has_ended().then_some(()))?;
+/// All processes end soon after `at`, and not well.
+pub(crate) fn ends_promptly(job: Job, at: Instant) -> Result<Ended, String> {
+    job.until("the end of all", || job.has_ended().then_some(()))?;
     let took = at.elapsed();
-    badly(&job.end()?)?;
-    if took > PROMPTLY { Err(format!("all have ended after {took:?}")) } else { Ok(()) }
+    let ended = job.end()?;
+    badly(&ended)?;
+    if took > PROMPTLY { Err(format!("all have ended after {took:?}")) } else { Ok(ended) }
 }
 
-/// The mpirun of MPICH kills the others at once: they say nothing.
-fn is_told(out: &Path) -> Result<(), String> {
+/// The others know that rank 2 is gone. The mpirun of MPICH kills them at once: they say nothing.
+pub(crate) fn is_told(out: &Path) -> Result<(), String> {
     // Another mpirun may be faster than one of the others.
     if family() == Some(Family::Mpich) { Ok(()) } else { rank_2_is_gone(out, 1..=3) }
 }
@@ -145,7 +142,7 @@ fn stopped() -> Result<(), String> {
     let out = folder()?;
     let job = Job::start(four(&["--steps", "100000", "--deadline", "2"], out.path()))?;
     let processes = job.processes(4)?;
-    job.until(|| (steps(out.path()) >= 3).then_some(()))?;
+    job.until("three steps", || (steps(out.path()) >= 3).then_some(()))?;
     kill(processes[3], Signal::SIGSTOP).map_err(|error| error.to_string())?;
     // Its peers end by their deadline; then mpirun ends it.
     let ended = job.end()?;
@@ -184,7 +181,7 @@ fn asked_for() -> Result<(), String> {
     let out = folder()?;
     let job = Job::start(four(&["--steps", "100000", "--save-every", "100000"], out.path()))?;
     let processes = job.processes(4)?;
-    job.until(|| (steps(out.path()) >= 3).then_some(()))?;
+    job.until("three steps", || (steps(out.path()) >= 3).then_some(()))?;
     // One rank is told; all make the same step their last, and save.
     kill(processes[1], Signal::SIGTERM).map_err(|error| error.to_string())?;
     let ended = job.end()?;
@@ -205,6 +202,20 @@ fn asked_for() -> Result<(), String> {
     let saved = fs::read_dir(out.path().join("checkpoints")).map_err(|error| error.to_string())?;
     let saved = saved.flatten().any(|it| it.file_name().to_string_lossy().starts_with("step-"));
     if saved { Ok(()) } else { Err("no checkpoint was saved".to_owned()) }
+}
+
+/// All leave an aborted step with one error. A gather that some had begun may be on its way to a
+/// rank that has left already, as chance has it, and its sender ends when it is received.
+fn has_no_memory() -> Result<(), String> {
+    for _ in 0..4 {
+        let out = folder()?;
+        let fault = "rank 2, step 2, unit 1, gather: out of memory";
+        let ended = run(four(&["--steps", "100000", "--fault", fault], out.path()))?;
+        badly(&ended)?;
+        let aborted = "step 2 aborted by rank 2: all_gather on rank 2, step 2: out of memory: ";
+        has(&ended.err, &[aborted, " bytes for its elements, in unit 1, gather, step 2"])?;
+    }
+    Ok(())
 }
 
 fn two_kinds(first: &Path, second: &Path, options: &[&str]) -> Command {

@@ -207,11 +207,11 @@ fn cut() -> Result<(), String> {
     let hosts = Hosts::new()?;
     let job = Job::start(hosts.train(&["--steps", "100000", "--deadline", "3"]))?;
     let out = hosts.out();
-    job.until(|| (steps(&out) >= 3).then_some(()))?;
+    job.until("three steps", || (steps(&out) >= 3).then_some(()))?;
     ip(&["link", "set", &hosts.line(3), "down"])?;
     // Each side ends by its deadline, with a record, unless mpirun is faster; and that hears of the
     // far one when the line is there again.
-    job.until(|| (records(&out) > 0).then_some(()))?;
+    job.until("a flight record", || (records(&out) > 0).then_some(()))?;
     ip(&["link", "set", &hosts.line(3), "up"])?;
     let ended = job.end()?;
     if ended.code == Some(0) {

@@ -142,7 +142,7 @@ fn other_config() -> Result<(), String> {
 fn second_job() -> Result<(), String> {
     let out = folder()?;
     let first = Job::start(four(&["--steps", "100000"], out.path()))?;
-    first.until(|| (steps(out.path()) >= 1).then_some(()))?;
+    first.until("a step", || (steps(out.path()) >= 1).then_some(()))?;
     let started = Instant::now();
     let told = format!(") writes to {}", out.path().display());
     refused(&run(four(&["--steps", "2"], out.path()))?, &told, started)?;
@@ -151,7 +151,7 @@ fn second_job() -> Result<(), String> {
     }
     // The first goes on.
     let made = steps(out.path());
-    first.until(|| (steps(out.path()) > made).then_some(()))
+    first.until("another step", || (steps(out.path()) > made).then_some(()))
 }
 
 fn warnings() -> Result<(), String> {
@@ -162,7 +162,7 @@ fn warnings() -> Result<(), String> {
     let command = four(&[arguments.as_slice(), &late].concat(), out.path());
     let job = Job::start(command)?;
     let processes = job.processes(4)?;
-    job.until(|| (steps(out.path()) >= 1).then_some(()))?;
+    job.until("a step", || (steps(out.path()) >= 1).then_some(()))?;
     // No save succeeds from here on.
     let checkpoints = out.path().join("checkpoints");
     fs::remove_dir_all(&checkpoints).map_err(|error| error.to_string())?;
@@ -173,7 +173,7 @@ fn warnings() -> Result<(), String> {
         ("warnings-rank-3.jsonl", "ranks are late"),
     ] {
         let all = || fs::read_to_string(out.path().join(name)).unwrap_or_default();
-        job.until(|| all().contains(kept).then_some(()))?;
+        job.until(kept, || all().contains(kept).then_some(()))?;
     }
     kill(processes[2], Signal::SIGTERM).map_err(|error| error.to_string())?;
     let ended = job.end()?;

@@ -101,7 +101,7 @@ impl Job {
     /// The processes that mpirun has started, in the order of their numbers, when there are
     /// `count`.
     pub(crate) fn processes(&self, count: usize) -> Result<Vec<Pid>, String> {
-        self.until(|| {
+        self.until(&format!("{count} processes"), || {
             let started = started(self.mpirun.id());
             (started.len() == count).then_some(started)
         })
@@ -113,15 +113,21 @@ impl Job {
         !started(self.mpirun.id()).into_iter().any(runs)
     }
 
-    /// Looks again and again for what is there at last.
-    pub(crate) fn until<T>(&self, look: impl Fn() -> Option<T>) -> Result<T, String> {
+    /// Looks again and again for what is there at last. An error says what is `awaited`, and what
+    /// the processes are doing instead.
+    pub(crate) fn until<T>(
+        &self,
+        awaited: &str,
+        look: impl Fn() -> Option<T>,
+    ) -> Result<T, String> {
         while self.started.elapsed() < LIMIT {
             if let Some(found) = look() {
                 return Ok(found);
             }
             pause(BETWEEN_LOOKS);
         }
-        Err("what is waited for does not come".to_owned())
+        let doing: String = started(self.mpirun.id()).into_iter().map(doing).collect();
+        Err(format!("after {LIMIT:?} there is no sign of {awaited}; mpirun's processes:\n{doing}"))
     }
 
     /// Waits for the end, and gives what was written. What was written is read meanwhile.
@@ -196,6 +202,18 @@ pub(crate) fn runs(process: Pid) -> bool {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     // The name of the program is in parentheses, and may have anything in it.
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
+
+/// Returns the names and states of a process's threads, and where they sleep in the kernel.
+fn doing(process: Pid) -> String {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    let threads = threads.map(|thread| {
+        let read = |file| fs::read_to_string(thread.path().join(file)).unwrap_or_default();
+        let stat = read("stat");
+        let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+        format!("{} {} {}", read("comm").trim(), state.unwrap_or('?'), read("wchan"))
+    });
+    format!("{process}: {}\n", threads.collect::<Vec<_>>().join("; "))
 }
 
 fn children(of: u32) -> Vec<Pid> {

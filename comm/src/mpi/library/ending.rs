@@ -1,4 +1,5 @@
-//! The end of MPI: all processes come to it, each receives the messages that are still on their way to it, and then they finalize.
+//! The end of MPI: each process receives the messages that are still on their way to it, until all
+//! processes have come, and then they finalize.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;
@@ -35,7 +36,7 @@ impl MpiLibrary {
             locked.part();
             return Ok(());
         }
-        locked.receive_until(locked.sent_here()?)?;
+        locked.receive_rest()?;
         let mut block = self.block;
         // SAFETY: MP-2, the type is ours, and nothing of it is under way.
         check("MPI_Type_free", unsafe { ffi::MPI_Type_free(&raw mut block) })?;
@@ -57,8 +58,27 @@ impl Locked<'_> {
         }
     }
 
-    /// The number of messages that all processes have sent to this one; each has come to its end.
-    fn sent_here(&self) -> Result<u64, MpiError> {
+    /// Receives messages for which no thread waits, such as a word of leave, until all processes
+    /// have come to their ends and none of their messages is left: MPI is not finalized before. A
+    /// process does not come while one of its messages is under way, and a long one is under way
+    /// until it is received.
+    fn receive_rest(&self) -> Result<(), MpiError> {
+        let MpiLibrary { ref found, deadline, .. } = *self.library;
+        let mut receiving = Vec::new();
+        let sent = self.sent_here(|| self.receive_some(&mut receiving))?;
+        let mut clock = WaitClock::until(deadline);
+        while found.load(Ordering::Relaxed) < sent || !receiving.is_empty() {
+            if clock.alarm() == Alarm::Deadline {
+                return Err(MpiError::Late { call: "MPI_Imrecv", deadline });
+            }
+            self.receive_some(&mut receiving)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the number of messages that all processes have sent to this one, when each has come
+    /// to its end. Calls `meanwhile` again and again.
+    fn sent_here(&self, meanwhile: impl FnMut() -> Result<(), MpiError>) -> Result<u64, MpiError> {
         let sent = self.library.sent.iter().map(|sent| sent.load(Ordering::Relaxed));
         // Never freed: where others do not come in time, MPI may read and write them later.
         let sent = Box::leak(sent.collect::<Box<[u64]>>());
@@ -74,28 +94,28 @@ impl Locked<'_> {
             ffi::MPI_Ireduce_scatter_block(data, to, 1, number, sum, communicator, &raw mut request)
         };
         check(MEETING, code)?;
-        let none_parts = || match self.find(EARLY)? {
-            Some(found) => Err(MpiError::Early { process: found.from }),
-            None => Ok(()),
-        };
-        complete(MEETING, MpiRequest(request), self.library.deadline, none_parts)?;
+        complete(MEETING, MpiRequest(request), self.library.deadline, meanwhile)?;
         Ok(*here)
     }
 
-    /// Receives messages for which no thread waits, such as a word of leave, until `sent` were found: MPI is not finalized before.
-    fn receive_until(&self, sent: u64) -> Result<(), MpiError> {
-        let MpiLibrary { ref found, deadline, .. } = *self.library;
+    /// Begins to receive the messages that have come, and forgets those that are received.
+    ///
+    /// # Errors
+    /// If a process says that it does not come to the end.
+    fn receive_some(&self, receiving: &mut Vec<MpiRequest>) -> Result<(), MpiError> {
         let any = constant(&raw const ffi::RSMPI_ANY_TAG);
-        let mut clock = WaitClock::until(deadline);
-        while found.load(Ordering::Relaxed) < sent {
-            if let Some(found) = self.find(any)? {
-                // Never freed: where it does not come in time, MPI may write it later.
-                let bytes = Box::leak(vec![0; found.bytes].into_boxed_slice());
-                complete("MPI_Imrecv", self.receive(found, bytes)?, deadline, || Ok(()))?;
-            } else if clock.alarm() == Alarm::Deadline {
-                return Err(MpiError::Late { call: "MPI_Improbe", deadline });
+        while let Some(found) = self.find(any)? {
+            if found.tag == EARLY {
+                return Err(MpiError::Early { process: found.from });
             }
+            // Never freed: where it does not come in time, MPI may write it later.
+            let bytes = Box::leak(vec![0; found.bytes].into_boxed_slice());
+            receiving.push(self.receive(found, bytes)?);
         }
+        let tested = receiving.iter_mut().map(|request| request.test("MPI_Test"));
+        let are_complete = tested.collect::<Result<Vec<_>, _>>()?;
+        let mut are_complete = are_complete.into_iter();
+        receiving.retain(|_| are_complete.next() == Some(false));
         Ok(())
     }
 }
