@@ -18,6 +18,7 @@ use hsdp_comm::{
     Error as CommError, Fault, FaultPlace, ModelLabel, PartKind, Reduction, World, WorldError,
 };
 use hsdp_kernels::Element;
+use hsdp_sharding::step::EvaluationKind;
 use hsdp_sharding::{BufferId, FullCopies, ModelSpec, Param, Piece, Plan, Rank, UnitId};
 use parking_lot::Mutex;
 
@@ -361,7 +362,61 @@ impl ShardedModel {
     /// # Errors
     /// [`Error::Misuse`] within a step that was neither finished nor dropped.
     pub fn evaluation(&mut self) -> Result<Evaluation<'_>, Error> {
-        let opened = self.engine.begin_evaluation()?;
+        self.begin_evaluation(EvaluationKind::ForwardOnly)
+    }
+
+    /// Begins an evaluation whose batches take part in the backward of another model: of a
+    /// generator whose loss a critic computes, for example, or of a model with a perceptual loss.
+    /// All parameters of this model are constants in that loss, even those that it trains in steps
+    /// of its own.
+    ///
+    /// Each batch has the gathers of a microbatch of training: of all units for the forward, and of
+    /// those that are not [kept](hsdp_sharding::Unit::keep) again for the backward. The memory for
+    /// full parameters is that of the plan. Nothing is reduced, and no parameter changes. Finish a
+    /// batch after the backward that it takes part in.
+    ///
+    /// A batch is open while a microbatch of the other model is, so a rank cannot gather along in
+    /// one of them alone: all ranks run as many batches as microbatches, in one order. A rank whose
+    /// data is short runs the forward and the backward on any input, with a loss of weight 0.
+    ///
+    /// ```
+    /// # use hsdp::prelude::*;
+    /// # let ranks = hsdp::launch(2, WorldOptions::default(), |world| -> Result<(), hsdp::Error> {
+    /// # let spec = || ModelSpec::new().unit(Unit::new("linear").param(Param::new("w", [2])));
+    /// # let options = || Ok::<_, hsdp::Error>(ModelOptions::on(Mesh::new(1, 2)?));
+    /// # let mut generator = ShardedModel::new(world.clone(), spec(), options()?, |_| vec![0.5; 2])?;
+    /// # let mut critic = ShardedModel::new(world, spec(), options()?, |_| vec![0.25; 2])?;
+    /// # let unit = UnitId::new(0);
+    /// let mut step = generator.begin_step(StepOptions::microbatches(1))?;
+    /// let mut evaluation = critic.evaluation_with_backward()?;
+    /// let mut made = step.microbatch()?;
+    /// let mut judged = evaluation.batch()?;
+    /// let x = made.unshard(unit)?.as_f32(0).expect("an f32 model")[0];
+    /// let score = judged.unshard(unit)?.as_f32(0).expect("an f32 model")[0] * x;
+    /// let seed = made.loss(LossSum::new(f64::from(score), 1))?.value() as f32;
+    /// let grad = judged.unshard(unit)?.as_f32(0).expect("an f32 model")[0] * seed;
+    /// made.reduce(unit, UnitGradients::of([vec![grad, 0.0]]))?;
+    /// made.finish()?;
+    /// judged.finish()?;
+    /// evaluation.finish()?;
+    /// let gradients = step.finish()?;
+    /// # assert_eq!(gradients.norm(), 0.25);
+    /// # Ok(())
+    /// # });
+    /// # ranks.into_iter().collect::<Result<(), _>>()?;
+    /// # Ok::<(), hsdp::Error>(())
+    /// ```
+    ///
+    /// Not collective: its [batches](Evaluation::batch) are.
+    ///
+    /// # Errors
+    /// The errors of [`evaluation`](Self::evaluation).
+    pub fn evaluation_with_backward(&mut self) -> Result<Evaluation<'_>, Error> {
+        self.begin_evaluation(EvaluationKind::WithBackward)
+    }
+
+    fn begin_evaluation(&mut self, kind: EvaluationKind) -> Result<Evaluation<'_>, Error> {
+        let opened = self.engine.begin_evaluation(kind)?;
         Ok(Evaluation::new(Arc::clone(&self.engine), opened))
     }
 

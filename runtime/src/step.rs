@@ -14,6 +14,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
+use hsdp_sharding::step::EvaluationKind;
 use hsdp_sharding::{BufferId, Phase, Plan, UnitId};
 
 use crate::error::Error;
@@ -143,7 +144,8 @@ pub enum NextStep<'model> {
 }
 
 /// A microbatch that is under way: one forward and backward; or a [batch](crate::Evaluation::batch)
-/// of an evaluation: one forward.
+/// of an evaluation: one forward, and where the evaluation is
+/// [asked](crate::ShardedModel::evaluation_with_backward) for it, the gathers of one backward.
 ///
 /// A call that is refused changes nothing. After a call that has failed in the middle of its work,
 /// as without memory or in a collective, no call of the step succeeds: drop the step.
@@ -251,10 +253,19 @@ impl PassHandle {
         Self { engine: Arc::clone(engine), token }
     }
 
-    /// Returns whether the pass has a backward; false for a batch of an evaluation. Not collective.
+    /// Returns whether units are gathered again for a backward: in a step for that of the pass, and
+    /// in an [evaluation with a backward](crate::ShardedModel::evaluation_with_backward) for that of
+    /// another pass. False for a batch of another evaluation. Not collective.
     #[must_use]
     pub fn has_backward(&self) -> bool {
-        !self.engine.is_in_batch(self.token)
+        self.engine.evaluation_of(self.token) != Some(EvaluationKind::ForwardOnly)
+    }
+
+    /// Returns whether the pass is a batch of an evaluation, which has no loss and reduces no
+    /// gradients. Not collective.
+    #[must_use]
+    pub fn is_evaluation(&self) -> bool {
+        self.engine.evaluation_of(self.token).is_some()
     }
 
     /// As [`Pass::unshard`].

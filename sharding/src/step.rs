@@ -15,7 +15,7 @@
 //! | [`offer`](StepMachine::offer) | has a unit's gradients | reductions whose turn has come |
 //! | [`end_microbatch`](StepMachine::end_microbatch) | ends the microbatch, or a batch of an evaluation | all gathers and reductions that are left |
 //! | [`finish`](StepMachine::finish) | ends the step | microbatches of other ranks, all-reduces, the statement |
-//! | [`evaluate`](StepMachine::evaluate), [`begin_batch`](StepMachine::begin_batch), [`end_evaluation`](StepMachine::end_evaluation) | evaluates | exchanges, gathers |
+//! | [`evaluate`](StepMachine::evaluate), [`begin_batch`](StepMachine::begin_batch), [`end_evaluation`](StepMachine::end_evaluation) | evaluates, for its own sake or for the backward of another model | exchanges, gathers |
 //! | [`abort`](StepMachine::abort) | drops the step | nothing |
 //!
 //! After an input, the host takes outputs from [`poll`](StepMachine::poll) until there is none, and
@@ -66,5 +66,6 @@ pub use self::inputs::{Begin, Intent, Refused};
 pub use self::machine::StepMachine;
 pub use self::output::{Call, Kind, Members, Operation, Output, Source, Target};
 pub use self::rules::{
-    Input, LossScale, MicrobatchWeights, ReductionTime, Rules, Sequences, Supply, Uneven, UnitOrder,
+    EvaluationKind, Input, LossScale, MicrobatchWeights, ReductionTime, Rules, Sequences, Supply,
+    Uneven, UnitOrder,
 };

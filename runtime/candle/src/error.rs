@@ -292,13 +292,23 @@ pub enum LostGradients {
     /// A loss depends on parameters that another pass has gathered.
     #[error(
         "the loss depends on {what} through another pass than the one that runs the backward: a \
-         pass reduces the gradients of its own microbatch alone; detach the output of the other pass \
-         before it enters this loss, or declare the units of both models in one `ModelSpec`, frozen \
-         where they are not trained"
+         pass reduces the gradients of its own microbatch alone; run the other model in a batch of \
+         `ShardedModel::evaluation_with_backward`, in which its parameters are constants, detach the \
+         output of the other pass before it enters this loss, or declare the units of both models in \
+         one `ModelSpec`, frozen where they are not trained"
     )]
     OtherPass {
         /// The unit of the other pass, if it is known.
         what: String,
+    },
+    /// A loss depends on a batch of an evaluation that was finished before the backward.
+    #[error(
+        "the loss depends on unit {unit} of an evaluation whose batch was finished before this \
+         backward, which needs its parameters again: finish the batch after the backward"
+    )]
+    BatchFinished {
+        /// The unit.
+        unit: String,
     },
     /// A microbatch without weight, or without a backward, has counted in the statistics of all
     /// ranks.

@@ -11,6 +11,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use hsdp_sharding::ModelSpec;
 
 use crate::statistics::BatchStatistics;
+use crate::unit::PassKind;
 
 /// Provides a unit's forward with its parameters.
 ///
@@ -70,6 +71,15 @@ pub enum ForwardMode {
     Training,
     /// The forward of an evaluation.
     Evaluation,
+}
+
+impl From<PassKind> for ForwardMode {
+    fn from(kind: PassKind) -> Self {
+        match kind {
+            PassKind::Training => Self::Training,
+            PassKind::Evaluation | PassKind::EvaluationWithBackward => Self::Evaluation,
+        }
+    }
 }
 
 /// A unit's forward: from its parameters and its inputs to its output.

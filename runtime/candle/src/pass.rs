@@ -1,10 +1,12 @@
 //! A microbatch driven by candle's autograd.
 
+mod graph;
 mod reader;
 mod recomputed;
 mod start;
 
 use std::collections::{HashMap, HashSet};
+use std::iter;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,21 +15,44 @@ use hsdp::{FullCopies, ParamId, PassHandle};
 use hsdp_sharding::Role;
 use parking_lot::Mutex;
 
+use self::graph::PassGraph;
 use self::reader::PassReader;
-use self::recomputed::FirstRuns;
 use self::start::{LossForm, Start};
 use crate::convert::{candle_dtype, cast_inputs, cast_output, casts_inputs, is_in_16_bits};
 use crate::error::{CUTS, DeclarationError, Error, LostGradients};
 use crate::model::{Forward, RepeatableForward, Units};
 use crate::ops::{BeforeBackward, IdentityOp, InputOp};
 use crate::recompute::is_differentiated;
-use crate::unit::{BackwardHere, InputWatch, LiveUnit, PassProgress, UnitUsage};
+use crate::unit::{BackwardHere, InputWatch, LiveUnit, PassKind, PassProgress, UnitUsage};
 use crate::variables::{Reached, VariableGradient, VariablePurpose, WantedGradients};
-use crate::zeros::{self, CutInput, UnitCuts, ZeroSearch};
+use crate::zeros::{self, CutInput, ZeroSearch};
 
 /// One forward and backward of a model in candle, on parameters that exist only while they are
 /// needed. On a [batch](hsdp::Evaluation::batch) of an evaluation it is a forward alone, which
 /// makes no graph and ends with [`finish`](Self::finish).
+///
+/// A loss may depend on the pass of another model, if that is a batch of an evaluation [with a
+/// backward](hsdp::ShardedModel::evaluation_with_backward), as in a GAN, or with a perceptual loss.
+/// The parameters of the other model are constants then, and its units are gathered again where the
+/// [`backward`](Self::backward) of this pass comes to them. Finish the batch after that backward:
+///
+/// ```
+/// # use candle_core::Tensor;
+/// # use hsdp_candle::prelude::*;
+/// # fn microbatch(
+/// #     step: &mut hsdp::Step<'_>,
+/// #     evaluation: &mut hsdp::Evaluation<'_>,
+/// #     noise: &Tensor,
+/// # ) -> Result<(), hsdp_candle::Error> {
+/// let generator = Pass::new(step.microbatch()?)?;
+/// let critic = Pass::new(evaluation.batch()?)?; // of `evaluation_with_backward`
+/// let made = generator.unit("make", noise, |p, x| x.matmul(&p.get("make.w")?)?.tanh())?;
+/// let score = critic.unit("judge", &made, |p, x| x.matmul(&p.get("judge.w")?))?;
+/// generator.backward(&score.neg()?.mean_all()?, 1)?;
+/// critic.finish()?;
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// [`unit`](crate::UnitsExt::unit) gathers a unit's parameters, runs its forward on them, and frees
 /// them. [`backward`](Self::backward) gathers them again unit by unit, and reduces their gradients
@@ -54,22 +79,11 @@ pub struct Pass<'step> {
     anchor: Var,
     /// Variables of the program whose gradients it has asked for.
     wanted: WantedGradients,
-    /// Graphs of the first runs of recomputed units.
-    first_runs: FirstRuns,
+    graph: Arc<PassGraph>,
     watch: InputWatch,
     /// Whether to look for parameters that the loss does not depend on.
     seeks_cuts: bool,
-    cuts: UnitCuts,
     kind: PassKind,
-}
-
-/// Whether a pass makes a graph.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PassKind {
-    /// The pass makes a graph, for a backward.
-    Training,
-    /// Parameters are tensors without a history.
-    Evaluation,
 }
 
 impl<'step> Pass<'step> {
@@ -97,34 +111,39 @@ impl<'step> Pass<'step> {
             return Err(hsdp::Error::Options { what: what.to_owned() }.into());
         }
         let spec = handle.plan().spec();
-        let progress = Arc::<PassProgress>::default();
+        let kind = match (handle.is_evaluation(), handle.has_backward()) {
+            (false, _) => PassKind::Training,
+            (true, false) => PassKind::Evaluation,
+            (true, true) => PassKind::EvaluationWithBackward,
+        };
+        let progress = Arc::new(PassProgress::new(kind));
         let unit = |id| -> Result<_, Error> {
             let dtype = candle_dtype(handle.plan().compute_dtype(id))?;
             let progress = Arc::clone(&progress);
             Ok(Arc::new(LiveUnit::new(id, handle.clone(), dtype, device.clone(), progress)))
         };
         let states = spec.unit_ids().map(unit).collect::<Result<_, _>>()?;
-        let frozen = spec.params().any(|(_, param)| param.role == Role::Frozen);
-        let kind = if handle.has_backward() { PassKind::Training } else { PassKind::Evaluation };
+        let watch = match kind {
+            PassKind::Training if spec.params().all(|(_, it)| it.role == Role::Trainable) => {
+                InputWatch::Off
+            }
+            PassKind::Training | PassKind::EvaluationWithBackward => InputWatch::Inputs,
+            PassKind::Evaluation => InputWatch::Off,
+        };
         handle.explain_unused(CUTS);
-        let seeks_cuts = kind == PassKind::Training && handle.seeks_cuts();
+        let seeks_cuts = kind != PassKind::Evaluation && handle.seeks_cuts();
         Ok(Self {
             inner: Mutex::new(Some(inner)),
             handle: handle.clone(),
             seeks_cuts,
-            cuts: UnitCuts::default(),
             units: LiveUnits { states, progress, has_ended: AtomicBool::new(false) },
             tensors: Mutex::default(),
             casts_inputs: casts_inputs(spec),
             device: device.clone(),
             anchor: VariablePurpose::Parameters.variable(device)?,
             wanted: WantedGradients::default(),
-            first_runs: FirstRuns::default(),
-            watch: if frozen && kind == PassKind::Training {
-                InputWatch::Inputs
-            } else {
-                InputWatch::Off
-            },
+            graph: PassGraph::of(handle.clone(), kind),
+            watch,
             kind,
         })
     }
@@ -194,18 +213,19 @@ impl<'step> Pass<'step> {
             chain = chain.apply_op2(input, InputOp::default())?;
         }
         let output = chain.apply_op2(output, BeforeBackward(Arc::clone(usage)))?;
-        self.note_cuts(own, inputs, &parents, &output);
+        self.note_output(own, inputs, &parents, &output);
         Ok(output)
     }
 
-    /// Records the inputs with variables before them that are no parents of the output of their
-    /// unit.
-    fn note_cuts(&self, own: &LiveUnit, inputs: &[Tensor], parents: &[bool], output: &Tensor) {
+    /// Records the output of a unit, and the inputs with variables before them that are no parents
+    /// of it.
+    fn note_output(&self, own: &LiveUnit, inputs: &[Tensor], parents: &[bool], output: &Tensor) {
+        self.graph.note_output(output.id());
         for (index, (input, is_parent)) in inputs.iter().zip(parents).enumerate() {
             if !is_parent && is_differentiated(input) && zeros::has_variables_before(input) {
                 let unit = own.name().to_owned();
                 let output = output.id();
-                self.cuts.note(CutInput { unit, index, count: inputs.len(), output });
+                self.graph.cuts.note(CutInput { unit, index, count: inputs.len(), output });
             }
         }
     }
@@ -250,7 +270,10 @@ impl<'step> Pass<'step> {
     /// [`LostGradients::BesideOutput`](crate::LostGradients::BesideOutput) if it depends on a
     /// tensor that left a recomputed unit beside its output;
     /// [`LostGradients::OtherPass`](crate::LostGradients::OtherPass) if it depends on a unit that
-    /// another pass runs; [`LostGradients::Unweighted`](crate::LostGradients::Unweighted) and
+    /// another pass runs, which is no batch of an evaluation [with a
+    /// backward](hsdp::ShardedModel::evaluation_with_backward), and
+    /// [`LostGradients::BatchFinished`](crate::LostGradients::BatchFinished) if that batch is over;
+    /// [`LostGradients::Unweighted`](crate::LostGradients::Unweighted) and
     /// [`LostGradients::Unreached`](crate::LostGradients::Unreached) if the batch has counted in
     /// statistics over all ranks, and the loss has the weight 0 or does not depend on them;
     /// [`Error::Runtime`] if a collective fails, or if `loss` was computed in another microbatch;
@@ -270,7 +293,7 @@ impl<'step> Pass<'step> {
     }
 
     /// Ends a batch of an evaluation, or a microbatch without a backward, which then has the weight
-    /// 0.
+    /// 0. A batch that takes part in the backward of another pass is finished after that backward.
     ///
     /// Collective over the shard group: it issues the gathers that this rank has not issued.
     ///
@@ -305,19 +328,28 @@ impl<'step> Pass<'step> {
     }
 
     fn backward_of(&self, loss: &Tensor, form: LossForm, weight: u64) -> Result<f64, Error> {
+        let reached = Reached::from(loss);
         let result = self.end("a backward").and_then(|inner| {
-            let result = self.run_backward(inner, loss, form, weight);
+            let result = self.run_backward(inner, loss, &reached, form, weight);
             self.units.end();
             self.tensors.lock().clear();
             result
         });
-        result.inspect_err(|error| self.handle.note_failure(&format_args!("backward: {error}")))
+        result.inspect_err(|error| {
+            let failure = format_args!("backward: {error}");
+            self.handle.note_failure(&failure);
+            // The program may drop their evaluations first.
+            let joined = PassGraph::of_evaluations().into_iter();
+            let joined = joined.filter(|graph| graph.is_reached(&reached));
+            joined.for_each(|graph| graph.handle.note_failure(&failure));
+        })
     }
 
     fn run_backward(
         &self,
         mut inner: hsdp::Pass<'_>,
         loss: &Tensor,
+        reached: &Reached,
         form: LossForm,
         weight: u64,
     ) -> Result<f64, Error> {
@@ -329,31 +361,42 @@ impl<'step> Pass<'step> {
             );
             return Err(candle_core::Error::Msg(what).into());
         }
-        let reached = Reached::from(loss);
+        let evaluations = PassGraph::of_evaluations();
         if self.kind == PassKind::Training {
-            self.first_runs.check(&reached, &"the loss")?;
-            self.wanted.check(&reached)?;
+            let mut graphs = iter::once(&self.graph).chain(&evaluations);
+            graphs.try_for_each(|graph| graph.first_runs.check(reached, &"the loss"))?;
+            self.wanted.check(reached)?;
         }
+        let is_reached = |graph: &Arc<PassGraph>| graph.is_reached(reached);
+        let joined: Vec<_> = evaluations.into_iter().filter(is_reached).collect();
         let value = loss.to_dtype(DType::F64)?.to_scalar::<f64>()?;
         let seed = inner.loss(form.loss(value, weight))?;
         // The mean over no items is NaN, and its gradient would be, too. Such a loss has the seed
         // 0.
         if seed.value() == 0.0 {
             self.check_counted()?;
-            self.wanted.deliver(&reached, Tensor::zeros_like)?;
+            if !joined.is_empty() {
+                // The other ranks wait for the gathers of this one in the order of the graph. The
+                // runtime drops the gradients of a loss without weight.
+                self.differentiate(loss, reached, Start::WITHOUT_WEIGHT)?;
+            }
+            self.wanted.deliver(reached, Tensor::zeros_like)?;
         } else {
-            let start = Start::of(seed, form, [loss.dtype(), self.narrowest_dtype(&reached)]);
-            self.warn_of_cuts(&reached);
-            self.differentiate(loss, &reached, start)?;
+            let narrowest = self.narrowest_dtype(reached, &joined);
+            let start = Start::of(seed, form, [loss.dtype(), narrowest]);
+            self.warn_of_cuts(reached, &joined);
+            self.differentiate(loss, reached, start)?;
             self.units.states.iter().try_for_each(|unit| unit.check_statistics())?;
         }
         self.finish_units(inner)?;
         Ok(value)
     }
 
-    /// Warns of the units that cut the graph after an input, and that the backward reaches.
-    fn warn_of_cuts(&self, reached: &Reached) {
-        let inputs = self.cuts.described(reached);
+    /// Warns of the units that cut the graph after an input, and that the backward reaches, in this
+    /// pass and in those of evaluations.
+    fn warn_of_cuts(&self, reached: &Reached, joined: &[Arc<PassGraph>]) {
+        let graphs = iter::once(&self.graph).chain(joined);
+        let inputs: Vec<_> = graphs.flat_map(|graph| graph.cuts.described(reached)).collect();
         if !inputs.is_empty() {
             self.handle.note_cuts();
             hsdp_warnings::warn!(
@@ -388,12 +431,14 @@ impl<'step> Pass<'step> {
         Ok(())
     }
 
-    /// Returns a 16-bit dtype that a unit computes in or a forward casts to, or f32 if there is
-    /// none.
-    fn narrowest_dtype(&self, reached: &Reached) -> DType {
+    /// Returns a 16-bit dtype that a unit computes in or a forward casts to, in this pass or in
+    /// those of evaluations, or f32 if there is none.
+    fn narrowest_dtype(&self, reached: &Reached, joined: &[Arc<PassGraph>]) -> DType {
         let mut dtypes = self.units.states.iter().map(|unit| unit.dtype());
         let of_units = dtypes.find(|dtype| is_in_16_bits(*dtype));
-        of_units.or(reached.rounds_to).or_else(|| self.first_runs.rounds_to()).unwrap_or(DType::F32)
+        let mut graphs = iter::once(&self.graph).chain(joined);
+        let of_runs = || graphs.find_map(|graph| graph.first_runs.rounds_to());
+        of_units.or(reached.rounds_to).or_else(of_runs).unwrap_or(DType::F32)
     }
 
     /// Finds a unit to run.

@@ -268,7 +268,7 @@ impl Parameters for SecondRun<'_> {
     }
 
     fn mode(&self) -> Result<ForwardMode> {
-        Ok(ForwardMode::Training)
+        Ok(self.op.own.kind().into())
     }
 
     fn statistics(&self, name: &str) -> Option<BatchStatistics> {

@@ -41,9 +41,22 @@ pub(crate) struct LiveUnit {
     ledger: Mutex<UnitLedger>,
 }
 
+/// The part of a pass in a backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PassKind {
+    /// A microbatch of a step, which has a backward of its own.
+    Training,
+    /// A batch of an evaluation without a backward. Parameters are tensors without a history.
+    Evaluation,
+    /// A batch of an evaluation that takes part in the backward of another pass. Parameters are
+    /// tensors without a history, and are gathered again for that backward.
+    EvaluationWithBackward,
+}
+
 /// Phase of the microbatch that its pass is in.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct PassProgress {
+    kind: PassKind,
     /// Whether the backward has begun, or the pass is over. Gradients that arrive after the
     /// microbatch are stale, which the runtime reports.
     is_past_forward: AtomicBool,
@@ -54,6 +67,15 @@ pub(crate) struct PassProgress {
 }
 
 impl PassProgress {
+    pub(crate) fn new(kind: PassKind) -> Self {
+        Self {
+            kind,
+            is_past_forward: AtomicBool::default(),
+            factor: AtomicU32::default(),
+            counted: OnceLock::new(),
+        }
+    }
+
     /// Begins to accept gradients. Each gradient of a parameter is multiplied by `factor`, in f32.
     pub(crate) fn begin_backward(&self, factor: f32) {
         self.factor.store(factor.to_bits(), Ordering::Relaxed);
@@ -157,9 +179,18 @@ impl LiveUnit {
         &self.spec()[self.id].name
     }
 
-    /// Returns whether the parameter is trainable or frozen.
+    /// Returns whether the parameter is trainable or frozen in this pass: in an evaluation, all are
+    /// frozen.
     pub(crate) fn role(&self, index: usize) -> Role {
-        self.spec()[self.id].params[index].role
+        match self.kind() {
+            PassKind::Training => self.spec()[self.id].params[index].role,
+            PassKind::Evaluation | PassKind::EvaluationWithBackward => Role::Frozen,
+        }
+    }
+
+    /// Returns the part of the pass in a backward.
+    pub(crate) fn kind(&self) -> PassKind {
+        self.progress.kind
     }
 
     /// Returns the shape of a parameter.
@@ -315,14 +346,19 @@ impl LiveUnit {
         self.settle(ledger)
     }
 
+    /// Checks that the backward that runs here may come to this unit: that of its own pass, or if
+    /// this is an evaluation with a backward, that of any other one.
     fn check_backward(&self) -> Result<(), Error> {
-        if !self.progress.is_in_forward() {
-            return Ok(());
-        }
-        let error = match BackwardHere::runs_here() {
-            true => self.of_another_pass(),
-            false => {
-                Error::LostGradients(LostGradients::TensorBackward { unit: self.name().to_owned() })
+        let unit = || self.name().to_owned();
+        let error = match (self.kind(), self.progress.is_in_forward()) {
+            (PassKind::Training, false) => return Ok(()),
+            _ if !BackwardHere::runs_here() => {
+                Error::LostGradients(LostGradients::TensorBackward { unit: unit() })
+            }
+            (PassKind::Training, true) | (PassKind::Evaluation, _) => self.of_another_pass(),
+            (PassKind::EvaluationWithBackward, true) => return Ok(()),
+            (PassKind::EvaluationWithBackward, false) => {
+                Error::LostGradients(LostGradients::BatchFinished { unit: unit() })
             }
         };
         self.handle.note_failure(&error);

@@ -67,6 +67,7 @@ fn parameters_make_room_after_forward_and_after_backward() {
         drop(loss);
     });
     common::results(2, recomputed_units_with_frozen_parameters_make_room);
+    common::results(2, units_of_a_critic_make_room_in_the_backward_of_another_model);
 }
 
 /// The forwards of the backward see one layer each: those behind them are freed, though they have
@@ -102,4 +103,41 @@ fn recomputed_units_with_frozen_parameters_make_room(world: World) {
     pass.backward(&loss, 1).expect("a backward");
     let _ = step.finish().expect("a step");
     assert_eq!(*seen.lock().expect("no panic"), [LAYER; 6]);
+}
+
+/// The backward of a loss through another model frees each unit of it when it leaves the unit. Each
+/// model has memory for one layer.
+fn units_of_a_critic_make_room_in_the_backward_of_another_model(world: World) {
+    let rank = world.rank();
+    let options =
+        || ModelOptions { prefetch: 0, ..ModelOptions::on(Mesh::new(1, 2).expect("two shards")) };
+    let mut model = sharded_with(world.clone(), layers(1, WIDTH), options());
+    let mut critic = sharded_with(world, layers(3, WIDTH), options());
+    assert_eq!(critic.plan().memory().full.get(), LAYER);
+    for recomputed in [false, true] {
+        let mut step = model.begin_step(StepOptions::microbatches(1)).expect("a step");
+        let mut evaluation = critic.evaluation_with_backward().expect("an evaluation");
+        let pass = Pass::new(step.microbatch().expect("the first")).expect("a pass");
+        let of_critic = Pass::new(evaluation.batch().expect("the first")).expect("a pass");
+        let x = pass.unit("layer.0", &input(0, 4, WIDTH), |p, x| layer(p, 0, x));
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let mut x = x.expect("a forward");
+        for index in 0..3 {
+            let seen = Arc::clone(&seen);
+            let forward = move |p: &dyn Parameters, x: &Tensor| {
+                seen.lock().expect("no panic").push(live(rank));
+                layer(p, index, x)
+            };
+            let run = common::Runner { units: &of_critic, recomputed };
+            x = run.run(&format!("layer.{index}"), &x, forward).expect("a forward");
+        }
+        let loss = x.sqr().and_then(|x| x.mean_all()).expect("a loss");
+        pass.backward(&loss, 1).expect("a backward");
+        seen.lock().expect("no panic").push(live(rank));
+        of_critic.finish().expect("the end of the batch");
+        evaluation.finish().expect("the end of the evaluation");
+        let _ = step.finish().expect("a step");
+        let runs = if recomputed { 6 } else { 3 };
+        assert_eq!(*seen.lock().expect("no panic"), vec![2 * LAYER; runs + 1], "{recomputed}");
+    }
 }

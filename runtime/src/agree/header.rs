@@ -7,7 +7,7 @@
 
 use hsdp_comm::Stage;
 use hsdp_sharding::Rank;
-use hsdp_sharding::step::{Exchange, Headers, Intent};
+use hsdp_sharding::step::{EvaluationKind, Exchange, Headers, Intent};
 
 use crate::agree::comparison;
 use crate::error::{DataError, Error};
@@ -186,6 +186,41 @@ pub(crate) fn decode_microbatches(gathered: &[u64], own: Rank) -> Result<Supply,
     )?;
     let input = |header: &[u64]| if header[1] == 0 { Input::Ready } else { Input::Exhausted };
     Ok(Supply::of(gathered.chunks_exact(MICROBATCH_WORDS).map(input)))
+}
+
+/// The flag of a rank whose evaluation gathers for a backward, beside [`EXHAUSTED`].
+const WITH_BACKWARD: u64 = 2;
+
+/// Encodes the record of a rank before each batch of an evaluation, and once more when it has no
+/// more batches. PROTOCOL.md, "Evaluation".
+pub(crate) fn encode_batch(input: Input, kind: EvaluationKind) -> [u64; MICROBATCH_WORDS] {
+    let exhausted = if input == Input::Exhausted { EXHAUSTED } else { 0 };
+    let with_backward = if kind == EvaluationKind::WithBackward { WITH_BACKWARD } else { 0 };
+    [MICROBATCH_MAGIC, exhausted | with_backward]
+}
+
+/// Decodes the records of all ranks about a batch.
+///
+/// # Errors
+/// `Disagreement` names the first rank whose protocol differs from this rank's, or the first one
+/// with another kind of evaluation, the same on all ranks.
+pub(crate) fn decode_batches(gathered: &[u64], own: Rank) -> Result<Supply, Error> {
+    let what = "the protocol of the batches";
+    check_magic(gathered, MICROBATCH_WORDS, MICROBATCH_MAGIC, what, own)?;
+    let flags = || gathered.chunks_exact(MICROBATCH_WORDS).map(|record| record[1]);
+    let kinds: Vec<u64> = flags().map(|flags| flags & WITH_BACKWARD).collect();
+    if let Some(odd) = comparison::odd_one(&kinds) {
+        let call = |rank: usize| match kinds[rank] {
+            WITH_BACKWARD => "`evaluation_with_backward`",
+            _ => "`evaluation`",
+        };
+        let [got, want] = odd.map(|rank| call(rank).to_owned());
+        let [rank, other] = odd.map(Rank::new);
+        let what = "the kind of the evaluation".into();
+        return Err(Error::Disagreement { what, rank, got, other, want });
+    }
+    let input = |flags: u64| if flags & EXHAUSTED == 0 { Input::Ready } else { Input::Exhausted };
+    Ok(Supply::of(flags().map(input)))
 }
 
 /// Compares the first words of the records of all ranks.

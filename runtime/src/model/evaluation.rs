@@ -8,8 +8,10 @@ use crate::error::Error;
 use crate::step::engine::{Engine, OpenedEvaluation};
 use crate::step::{Pass, PassHandle};
 
-/// Forwards without a backward, between steps: each unit is gathered once a batch, nothing is
-/// reduced, no parameter changes.
+/// Forwards without a backward of their own, between steps: each unit is gathered once a batch,
+/// nothing is reduced, no parameter changes. In an evaluation
+/// [with a backward](crate::ShardedModel::evaluation_with_backward), units are gathered again for
+/// the backward of another model.
 ///
 /// Ranks may have different numbers of batches. A rank that has no batch left ends the evaluation
 /// by [`mean`](Self::mean), or by [`finish`](Self::finish) if no mean is wanted, and gathers along
@@ -68,7 +70,10 @@ impl Evaluation<'_> {
     /// batch.
     ///
     /// # Errors
-    /// [`Error::Misuse`] if the last batch was not finished; [`Error::Comm`] if the exchange fails.
+    /// [`Error::Misuse`] if the last batch was not finished; [`Error::Disagreement`] on all ranks
+    /// if the evaluation of another rank is [with a
+    /// backward](crate::ShardedModel::evaluation_with_backward) and this one is not, or the other
+    /// way round; [`Error::Comm`] if the exchange fails.
     pub fn batch(&mut self) -> Result<Pass<'_>, Error> {
         let token = self.engine.begin_batch(self.opened.id)?;
         Ok(Pass::of(PassHandle::new(&self.engine, token)))
@@ -82,7 +87,8 @@ impl Evaluation<'_> {
     ///
     /// # Errors
     /// On all ranks: [`DataError::EmptyEvaluation`](crate::DataError::EmptyEvaluation) if there are
-    /// no items, and [`Error::Disagreement`] if another rank has called [`finish`](Self::finish).
+    /// no items, and [`Error::Disagreement`] if another rank has called [`finish`](Self::finish), or
+    /// has begun an evaluation of another kind.
     /// [`Error::Misuse`] if a batch was not finished; [`Error::Comm`] if an exchange or a gather
     /// fails.
     pub fn mean(self, sum: f64, items: u64) -> Result<f64, Error> {
@@ -97,7 +103,8 @@ impl Evaluation<'_> {
     ///
     /// # Errors
     /// [`Error::Disagreement`] on all ranks if another rank has called [`mean`](Self::mean), which
-    /// would be without this rank's items. [`Error::Misuse`] if a batch was not finished;
+    /// would be without this rank's items, or has begun an evaluation of another kind.
+    /// [`Error::Misuse`] if a batch was not finished;
     /// [`Error::Comm`] if an exchange or a gather fails.
     pub fn finish(self) -> Result<(), Error> {
         self.engine.end_evaluation(self.opened.id, EvaluationEnd::Finish).map(drop)

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use hsdp_comm::{Stage, Tag};
 use hsdp_kernels::cuda::Seen;
 use hsdp_sharding::step::{
-    Conclusion, Exchange, Input, Intent, NextUnit, Operation, Output, Refused, StepMachine, UnitUse,
+    Conclusion, EvaluationKind, Exchange, Intent, NextUnit, Operation, Output, Refused,
+    StepMachine, Supply, UnitUse,
 };
-use hsdp_sharding::{BufferRule, Param, ParamId, UnitId};
+use hsdp_sharding::{BufferRule, Param, ParamId, Rank, UnitId};
 
 use crate::agree::agreement::{Agreement, EvaluationEnd, EvaluationTotals, Interim, Statement};
 use crate::agree::buffers::{BufferAgreement, BufferDifference, BufferWords, DifferenceFound};
@@ -92,8 +93,10 @@ pub(super) struct OpeningStep {
 }
 
 /// An evaluation that has begun and not ended.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct EvaluationState {
+    /// The gathers of its batches.
+    pub(super) kind: EvaluationKind,
     /// The call that ends it on this rank.
     pub(super) end: Option<EvaluationEnd>,
     /// The totals of all ranks, once they have agreed on them.
@@ -335,12 +338,18 @@ impl EngineState {
                 comparison::of_replicas(context, &self.shards, &self.buffers, self.next_step)?;
                 Ok(Conclusion::Agreed)
             }
-            Exchange::Microbatch(input) => self.ask_for_data(context, Stage::Header, input),
+            Exchange::Microbatch(input) => {
+                let said = header::encode_microbatch(input);
+                self.ask_for_data(context, Stage::Header, said, header::decode_microbatches)
+            }
             Exchange::Unit { says, place } => self.agree_on_unit(context, says, place),
             Exchange::Weights => self.agree_on_weights(context),
             Exchange::Interim { all_reduces } => self.ask_for_overflow(context, all_reduces),
             Exchange::Statement => self.state_step(context),
-            Exchange::Batch(input) => self.ask_for_data(context, Stage::Evaluation, input),
+            Exchange::Batch(input) => {
+                let said = header::encode_batch(input, self.evaluation_mut().kind);
+                self.ask_for_data(context, Stage::Evaluation, said, header::decode_batches)
+            }
             Exchange::Mean => self.add_up(context),
         }
     }
@@ -350,11 +359,11 @@ impl EngineState {
         &mut self,
         context: &Context,
         stage: Stage,
-        input: Input,
+        said: [u64; Exchange::MICROBATCH],
+        decode: fn(&[u64], Rank) -> Result<Supply, Error>,
     ) -> Result<Conclusion, Error> {
         let tag = context.tag(None, stage, self.next_step, self.machine.microbatches());
-        let decode = |said: &[u64]| header::decode_microbatches(said, context.rank());
-        let said = header::encode_microbatch(input);
+        let decode = |said: &[u64]| decode(said, context.rank());
         let supply = context.control.exchange_in_step(tag, said, decode)??;
         Ok(Conclusion::Supply(supply))
     }

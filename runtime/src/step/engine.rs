@@ -23,7 +23,7 @@ use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hsdp_comm::{Mistake, StepFailure, in_work};
-use hsdp_sharding::step::{Begin, Intent};
+use hsdp_sharding::step::{Begin, EvaluationKind, Intent};
 use hsdp_sharding::{BufferId, Phase, UnitId};
 
 use crate::agree::agreement::{EvaluationEnd, EvaluationTotals};
@@ -279,23 +279,30 @@ impl Engine {
         })
     }
 
-    /// Returns whether `token` means a batch of an evaluation.
-    pub(crate) fn is_in_batch(&self, token: MicrobatchId) -> bool {
-        let state = self.state.enter("has_backward");
-        state.is_ok_and(|state| state.evaluation.is_some() && state.is_at(token))
+    /// Returns the kind of the evaluation, if `token` means a batch of one.
+    pub(crate) fn evaluation_of(&self, token: MicrobatchId) -> Option<EvaluationKind> {
+        let state = self.state.enter("evaluation_of").ok()?;
+        state.evaluation.as_ref().filter(|_| state.is_at(token)).map(|it| it.kind)
     }
 
+    /// Refuses a call of a backward in a batch of an evaluation, which has none of its own.
     fn check_has_backward(
         &self,
         state: &EngineState,
         token: MicrobatchId,
         operation: &'static str,
     ) -> Result<(), Error> {
-        if state.evaluation.is_none() || !state.is_at(token) {
+        let Some(evaluation) = state.evaluation.as_ref().filter(|_| state.is_at(token)) else {
             return Ok(());
-        }
-        let what = "a batch of an evaluation has no backward: finish it".to_owned();
-        Err(self.context.misuse(operation, token.attempt.step, what))
+        };
+        let what = match evaluation.kind {
+            EvaluationKind::ForwardOnly => "a batch of an evaluation has no backward: finish it",
+            EvaluationKind::WithBackward => {
+                "a batch of an evaluation has no loss and no gradients of its own: it takes part \
+                 in the backward of a microbatch of another model, and is finished after that"
+            }
+        };
+        Err(self.context.misuse(operation, token.attempt.step, what.to_owned()))
     }
 
     /// Notes the error of a caller, if the step or the evaluation has none so far.
@@ -562,12 +569,12 @@ impl Engine {
     }
 
     /// Begins an evaluation. Not collective.
-    pub(crate) fn begin_evaluation(&self) -> Result<OpenedEvaluation, Error> {
+    pub(crate) fn begin_evaluation(&self, kind: EvaluationKind) -> Result<OpenedEvaluation, Error> {
         let mut state = self.state_between_steps("evaluation")?;
-        state.machine.evaluate().expect("no step is under way");
+        state.machine.evaluate(kind).expect("no step is under way");
         state.evaluations += 1;
         self.context.world.set_step(state.next_step);
-        state.evaluation = Some(EvaluationState::default());
+        state.evaluation = Some(EvaluationState { kind, end: None, totals: None });
         let id = self.open_attempt(&mut state, self.context.world.epoch());
         Ok(OpenedEvaluation { id, number: state.evaluations })
     }
@@ -651,7 +658,7 @@ mod tests {
     fn a_panic_where_a_step_opens_leaves_nothing() {
         for call in [
             |engine: &Engine| engine.begin_step(StepOptions::microbatches(1)).map(drop),
-            |engine: &Engine| engine.begin_evaluation().map(drop),
+            |engine: &Engine| engine.begin_evaluation(EvaluationKind::ForwardOnly).map(drop),
             |engine: &Engine| engine.end_run(),
         ] {
             let engine = engine();

@@ -1,11 +1,11 @@
-//! An evaluation: forwards without a backward, between steps.
+//! An evaluation: forwards between steps, some of which take part in the backward of another model.
 
 use super::exchange::{Conclusion, Exchange};
 use super::gathers::GatherQueue;
 use super::inputs::{Goal, Refused};
 use super::order::PlanOrders;
 use super::output::Output;
-use super::rules::{Input, Supply};
+use super::rules::{EvaluationKind, Input, Supply};
 use crate::UnitId;
 
 /// How far an evaluation is.
@@ -32,11 +32,11 @@ pub(super) struct EvaluationCourse {
 
 /// The inputs of an evaluation. Each returns the goal of its answer.
 impl EvaluationCourse {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(kind: EvaluationKind) -> Self {
         Self {
             progress: BatchProgress::Between,
             batches: 0,
-            gathers: GatherQueue::of_evaluation(),
+            gathers: GatherQueue::of_evaluation(kind),
             supply: Supply::default(),
         }
     }
@@ -113,6 +113,11 @@ impl EvaluationCourse {
             return Some(output);
         }
         let place = self.gathers.place_of(unit)?;
+        if self.gathers.is_backward(place)
+            && let Some(output) = self.gathers.end_forward_next(orders)
+        {
+            return Some(output);
+        }
         let end = self.gathers.end_of_prefetch(place, orders.declared().plan.options().prefetch);
         self.gathers.take_next(place, end)
     }

@@ -11,7 +11,7 @@ use super::exchange::{Exchange, NextUnit, UnitUse};
 use super::inputs::Refused;
 use super::order::{PlanOrder, PlanOrders};
 use super::output::{Operation, Output};
-use super::rules::UnitOrder;
+use super::rules::{EvaluationKind, UnitOrder};
 use super::statistics::{StatisticsCursor, StatisticsQueue, counted};
 use crate::{AfterForward, Gather, ModelSpec, Phase, UnitId};
 
@@ -33,9 +33,19 @@ enum GatherState {
 enum GatherPurpose {
     /// A microbatch. The first forward finds the order of the model.
     Training,
-    /// A forward alone. If the order of the model is open, the first forward of the evaluation
-    /// finds an order for the others.
-    Evaluation(Option<Arc<PlanOrder>>),
+    /// A batch of an evaluation. If the order of the model is open, the first forward of the
+    /// evaluation finds an order for the others, which is `found`.
+    Evaluation { kind: EvaluationKind, found: Option<Arc<PlanOrder>> },
+}
+
+impl GatherPurpose {
+    /// Returns whether units are gathered for a backward.
+    fn has_backward(&self) -> bool {
+        match self {
+            Self::Training => true,
+            Self::Evaluation { kind, .. } => *kind == EvaluationKind::WithBackward,
+        }
+    }
 }
 
 /// An order that is being found. There is no gather ahead.
@@ -98,8 +108,8 @@ impl GatherQueue {
     }
 
     /// Makes the queue of an evaluation.
-    pub(super) fn of_evaluation() -> Self {
-        Self::new(GatherPurpose::Evaluation(None))
+    pub(super) fn of_evaluation(kind: EvaluationKind) -> Self {
+        Self::new(GatherPurpose::Evaluation { kind, found: None })
     }
 
     fn new(purpose: GatherPurpose) -> Self {
@@ -126,7 +136,7 @@ impl GatherQueue {
         self.ended = 0;
         let kept = match &self.purpose {
             GatherPurpose::Training => None,
-            GatherPurpose::Evaluation(kept) => kept.as_ref(),
+            GatherPurpose::Evaluation { found, .. } => found.as_ref(),
         };
         match orders.known().or(kept).map(Arc::clone) {
             Some(order) => self.follow(order),
@@ -139,9 +149,9 @@ impl GatherQueue {
 
     /// Goes on by an order that the gathers so far begin.
     fn follow(&mut self, order: Arc<PlanOrder>) {
-        let gathers = match &self.purpose {
-            GatherPurpose::Training => order.plan.gathers().len(),
-            GatherPurpose::Evaluation(_) => order.plan.order().len(),
+        let gathers = match self.purpose.has_backward() {
+            true => order.plan.gathers().len(),
+            false => order.plan.order().len(),
         };
         self.states.resize(gathers, GatherState::Waiting);
         self.finding.units.clear();
@@ -178,7 +188,7 @@ impl GatherQueue {
             self.place_of(unit).is_some()
         } else if self.found().contains(&unit) {
             orders.declared().plan.spec()[unit].after_forward == AfterForward::Reshard
-                && matches!(self.purpose, GatherPurpose::Training)
+                && self.purpose.has_backward()
         } else {
             true
         };
@@ -197,11 +207,14 @@ impl GatherQueue {
     /// Returns whether the next gather of `unit` belongs to the backward.
     pub(super) fn next_is_backward(&self, unit: UnitId) -> bool {
         match &self.order {
-            Some(_) => {
-                self.place_of(unit).is_some_and(|at| self.gather(at).phase == Phase::Backward)
-            }
+            Some(_) => self.place_of(unit).is_some_and(|place| self.is_backward(place)),
             None => self.found().contains(&unit),
         }
+    }
+
+    /// Returns whether the gather at a place belongs to the backward.
+    pub(super) fn is_backward(&self, place: usize) -> bool {
+        self.gather(place).phase == Phase::Backward
     }
 
     /// Returns the number of gathers that are issued, at least, when the one at a place is handed
@@ -341,7 +354,7 @@ impl GatherQueue {
         phase: Phase,
         end: StatisticsCursor,
     ) -> Option<Output> {
-        if matches!(self.purpose, GatherPurpose::Evaluation(_)) {
+        if matches!(self.purpose, GatherPurpose::Evaluation { .. }) {
             return None;
         }
         let order = self.order.as_ref().map(|order| order.plan.order());
@@ -581,7 +594,7 @@ impl GatherQueue {
     fn keep(&mut self, orders: &mut PlanOrders, order: Arc<PlanOrder>) {
         match &mut self.purpose {
             GatherPurpose::Training => orders.find(order),
-            GatherPurpose::Evaluation(kept) => *kept = Some(order),
+            GatherPurpose::Evaluation { found, .. } => *found = Some(order),
         }
     }
 

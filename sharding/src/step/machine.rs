@@ -7,7 +7,7 @@ use super::exchange::{Conclusion, Exchange};
 use super::inputs::{Begin, Goal, Intent, Refused};
 use super::order::PlanOrders;
 use super::output::{Operation, Output};
-use super::rules::{Course, Rules, Supply};
+use super::rules::{Course, EvaluationKind, Rules, Supply};
 use super::training::{StepCourse, StepOpening};
 use crate::{Phase, Plan, UnitId};
 
@@ -257,16 +257,16 @@ impl StepMachine {
         Ok(())
     }
 
-    /// Begins an evaluation. Not collective.
+    /// Begins an evaluation. Not collective, but all ranks begin one of the same kind.
     ///
     /// # Errors
     /// [`Refused::OutOfTurn`].
-    pub fn evaluate(&mut self) -> Result<(), Refused> {
+    pub fn evaluate(&mut self, kind: EvaluationKind) -> Result<(), Refused> {
         self.check_idle("evaluate")?;
         if !matches!(self.state, MachineState::Between) {
             return Err(Refused::OutOfTurn { input: "evaluate" });
         }
-        self.state = MachineState::Evaluation(Box::new(EvaluationCourse::new()));
+        self.state = MachineState::Evaluation(Box::new(EvaluationCourse::new(kind)));
         Ok(())
     }
 

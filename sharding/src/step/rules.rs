@@ -112,6 +112,17 @@ fn has_replicas(plan: &Plan) -> bool {
     plan.mesh().replicate_size() > 1
 }
 
+/// The gathers of an evaluation. It is equal on all ranks, which compare it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum EvaluationKind {
+    /// Each unit is gathered once in a batch, for the forward.
+    #[default]
+    ForwardOnly,
+    /// Units are gathered again as in a microbatch of training, for the backward of another model
+    /// whose loss depends on the batch.
+    WithBackward,
+}
+
 /// The policy for steps in which some ranks have data and others have none. It is equal on all
 /// ranks, which compare it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

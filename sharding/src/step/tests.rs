@@ -153,7 +153,7 @@ fn the_exchange_of_sums_ends_an_evaluation() {
     let batch = |own: Input| Some(Output::Exchange(Exchange::Batch(own)));
     let supply = |own: Input| Conclusion::Supply(Supply::of([own, Input::Exhausted].into_iter()));
 
-    machine.evaluate().expect("no step is under way");
+    machine.evaluate(EvaluationKind::ForwardOnly).expect("no step is under way");
     machine.begin_batch().expect("an evaluation");
     assert_eq!(machine.poll(), batch(Input::Ready));
     machine.conclude(supply(Input::Ready)).expect("a batch");
@@ -173,5 +173,5 @@ fn the_exchange_of_sums_ends_an_evaluation() {
     assert_eq!(machine.poll(), None);
     assert_eq!(machine.begin_batch(), Err(Refused::OutOfTurn { input: "begin_batch" }));
     assert_eq!(machine.end_evaluation(), Err(Refused::OutOfTurn { input: "end_evaluation" }));
-    machine.evaluate().expect("no evaluation is under way");
+    machine.evaluate(EvaluationKind::ForwardOnly).expect("no evaluation is under way");
 }

@@ -29,14 +29,15 @@
 //! | sums of zeros are waited for where they are issued | stuck |
 //! | sums of zeros are not waited for before units are gathered again | issued twice |
 //! | statistics of the backward do not issue the gathers before them | stuck |
+//! | a batch of an evaluation ends without the gathers of its backward | issued twice |
 
 mod world;
 
 use std::sync::Arc;
 
 use hsdp_sharding::step::{
-    Begin, Call as Collective, DryRun, Input, Intent, Kind, LossScale, Members, MicrobatchWeights,
-    ReductionTime, Rules, Sequences, Uneven, UnitOrder,
+    Begin, Call as Collective, DryRun, EvaluationKind, Input, Intent, Kind, LossScale, Members,
+    MicrobatchWeights, ReductionTime, Rules, Sequences, Uneven, UnitOrder,
 };
 use hsdp_sharding::{
     Accumulation, AfterForward, ByteCount, Flow, FullCopies, Mesh, ModelSpec, Param, Phase, Plan,
@@ -234,19 +235,40 @@ impl<'a> Programs<'a> {
     }
 
     fn evaluation(&mut self) -> Vec<Vec<Call>> {
+        let kind = match self.draws.once_in(2) {
+            true => EvaluationKind::ForwardOnly,
+            false => EvaluationKind::WithBackward,
+        };
         let ranks = 0..self.plan.mesh().world_size();
         ranks
             .map(|_| {
-                let mut calls = vec![Call::Evaluate];
+                let mut calls = vec![Call::Evaluate(kind)];
                 for _ in 0..self.draws.below(3) {
                     calls.push(Call::Batch);
-                    calls.extend(self.used().into_iter().map(Call::Need));
+                    let used = self.used();
+                    calls.extend(used.iter().copied().map(Call::Need));
+                    if kind == EvaluationKind::WithBackward {
+                        calls.extend(self.needed_again(used).into_iter().map(Call::Need));
+                    }
                     calls.push(Call::EndBatch);
                 }
                 calls.push(Call::EndEvaluation);
                 calls
             })
             .collect()
+    }
+
+    /// The units that the backward of another model needs again, most often all that were used, and
+    /// sometimes in a strange order, or the first of them.
+    fn needed_again(&mut self, used: Vec<UnitId>) -> Vec<UnitId> {
+        let mut again: Vec<UnitId> = used.into_iter().rev().collect();
+        if self.draws.once_in(4) {
+            again = self.shuffled(&again);
+        }
+        if self.draws.once_in(3) {
+            again.truncate(self.draws.below(again.len() + 1));
+        }
+        again
     }
 
     fn end_of_run(&mut self) -> Vec<Vec<Call>> {
@@ -384,6 +406,49 @@ fn a_kept_unit_that_a_rank_gathers_along_is_there_for_its_backward() {
         world.run(scripts).expect("no rank is stuck");
         let words = world.words(1);
         assert!(words.contains("u1") && !words.contains('!'), "{order:?}: {words}");
+    }
+}
+
+/// A batch of an evaluation with a backward has the gathers of a microbatch, and nothing else,
+/// whether a rank comes to the backward, ends its batch before, or has no batch.
+#[test]
+fn an_evaluation_with_a_backward_has_the_gathers_of_a_microbatch() {
+    let unit = |at| Unit::new(format!("{at}")).param(Param::new(format!("{at}.weight"), [7]));
+    let embedding = Unit::new("4").param(Param::new("4.weight", [7]).frozen()).forward_only();
+    let spec = [unit(0), unit(1).keep(), unit(2), unit(3), embedding];
+    let spec = spec.into_iter().fold(ModelSpec::new(), ModelSpec::unit);
+    let mesh = Mesh::new(2, 2).expect("a mesh");
+    let plan = Plan::new(spec, mesh, PlanOptions::default()).expect("a plan");
+    let forward: Vec<Call> = plan.order().iter().copied().map(Call::Need).collect();
+    let backward = [3, 2, 0].map(|unit| Call::Need(UnitId::new(unit)));
+    let script = |batch: Option<&[Call]>| {
+        let batch = batch.map(|calls| [&[Call::Batch], calls, &[Call::EndBatch]].concat());
+        let begin = vec![Call::Evaluate(EvaluationKind::WithBackward)];
+        [begin, batch.unwrap_or_default(), vec![Call::EndEvaluation]].concat()
+    };
+    let whole = [&forward[..], &backward].concat();
+    let scripts =
+        vec![script(Some(&whole)), script(Some(&forward)), script(None), script(Some(&whole))];
+    let want: Vec<String> = plan
+        .gathers()
+        .iter()
+        .map(|gather| match gather.phase {
+            Phase::Forward => format!("g{}", gather.unit),
+            Phase::Backward => format!("g{}'", gather.unit),
+        })
+        .collect();
+    for sequences in [Sequences::OfEachChannel, Sequences::One] {
+        for order in [UnitOrder::Follow, UnitOrder::Error] {
+            let rules = Rules { sequences, order, ..Rules::default() };
+            let mut world = World::new(plan.clone(), rules, 3);
+            world.run(scripts.clone()).expect("no rank is stuck");
+            for rank in 0..mesh.world_size() {
+                let words = world.words(rank);
+                let issued = words.split(' ').filter(|it| it.starts_with(['g', 'r', 'a', 's']));
+                assert_eq!(issued.collect::<Vec<_>>(), want, "{rules:?}, rank {rank}: {words}");
+            }
+            assert!(!world.words(0).contains(['d', '!']), "{}", world.words(0));
+        }
     }
 }
 

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hsdp_sharding::step::{
-    Begin, Conclusion, Exchange, Headers, Input, Intent, NextUnit, Operation, Output, Refused,
-    Rules, Sequences, Source, StepMachine, Supply, UnitUse,
+    Begin, Conclusion, EvaluationKind, Exchange, Headers, Input, Intent, NextUnit, Operation,
+    Output, Refused, Rules, Sequences, Source, StepMachine, Supply, UnitUse,
 };
 use hsdp_sharding::{Axis, FullCopies, Phase, Plan, Rank, UnitId};
 
@@ -40,7 +40,7 @@ pub(crate) enum Call {
     Offer(UnitId),
     EndMicrobatch,
     Finish,
-    Evaluate,
+    Evaluate(EvaluationKind),
     Batch,
     EndBatch,
     EndEvaluation,
@@ -285,7 +285,7 @@ impl World {
             Call::Offer(unit) => machine.offer(unit),
             Call::EndMicrobatch | Call::EndBatch => machine.end_microbatch(),
             Call::Finish => machine.finish(),
-            Call::Evaluate => machine.evaluate(),
+            Call::Evaluate(kind) => machine.evaluate(kind),
             Call::Batch => machine.begin_batch(),
             Call::EndEvaluation => machine.end_evaluation(),
         };

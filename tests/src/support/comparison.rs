@@ -113,7 +113,7 @@ impl<'a> Comparison<'a> {
     fn norms(&self) -> Vec<f64> {
         let step = |part: &'_ Part| match part {
             Part::Step(step) => Some(step.microbatches.clone()),
-            Part::Evaluation(_) => None,
+            Part::Evaluation(..) => None,
         };
         let steps = |program: &Program| program.iter().filter_map(step).collect();
         let steps: Vec<Vec<Vec<Vec<Call>>>> = self.programs.iter().map(steps).collect();

@@ -7,7 +7,7 @@ use hsdp::{
     Uneven, Unit, UnitId, UnitOrder, Unused,
 };
 use hsdp_sharding::AfterForward;
-use hsdp_sharding::step::Input;
+use hsdp_sharding::step::{EvaluationKind, Input};
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -107,12 +107,14 @@ impl Draw {
         };
         let mut programs = vec![Program::new(); options.mesh.world_size()];
         for number in 0..2 {
-            if self.once_in(4) {
+            if self.once_in(3) {
+                let kinds = [EvaluationKind::ForwardOnly, EvaluationKind::WithBackward];
+                let kind = self.one_of(&kinds);
                 for program in &mut programs {
                     let batches = self.below(3);
-                    let batch = |draw: &mut Self| draw.used(options, &order);
+                    let batch = |draw: &mut Self| draw.batch(kind, spec, options, &order);
                     let batches = (0..batches).map(|_| batch(self)).collect();
-                    program.push(Part::Evaluation(batches));
+                    program.push(Part::Evaluation(kind, batches));
                 }
             }
             let given = [None, Some(1 + self.below(3))][self.below(2)];
@@ -142,6 +144,27 @@ impl Draw {
         let units = if differs { self.shuffled(order) } else { order.to_vec() };
         let skips = self.once_in(4);
         units.into_iter().filter(|_| !(skips && self.once_in(3))).collect()
+    }
+
+    /// Draws the units that a batch of an evaluation needs, most often all that it has used again,
+    /// where it takes part in a backward.
+    fn batch(
+        &mut self,
+        kind: EvaluationKind,
+        spec: &ModelSpec,
+        options: &ModelOptions,
+        order: &[UnitId],
+    ) -> Vec<UnitId> {
+        let used = self.used(options, order);
+        let mut again: Vec<UnitId> = used.iter().rev().copied().collect();
+        again.retain(|unit| spec[*unit].after_forward == AfterForward::Reshard);
+        match kind {
+            EvaluationKind::WithBackward if !self.once_in(6) => {
+                again.retain(|_| !self.once_in(6));
+            }
+            _ => again.clear(),
+        }
+        [used, again].concat()
     }
 
     fn microbatch(

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use hsdp::{LossScaling, ModelOptions, Objective, Unused};
 use hsdp_sharding::step::{
-    Begin, Conclusion, Exchange, Headers, Input, Intent, LossScale, MicrobatchWeights, NextUnit,
-    Output, ReductionTime, Rules, Sequences, StepMachine, Supply, UnitUse,
+    Begin, Conclusion, EvaluationKind, Exchange, Headers, Input, Intent, LossScale,
+    MicrobatchWeights, NextUnit, Output, ReductionTime, Rules, Sequences, StepMachine, Supply,
+    UnitUse,
 };
 use hsdp_sharding::{Plan, Rank, UnitId};
 
@@ -80,7 +81,7 @@ enum Feed {
     Call(Call),
     EndMicrobatch,
     Finish,
-    Evaluate,
+    Evaluate(EvaluationKind),
     Batch,
     EndEvaluation,
 }
@@ -164,7 +165,7 @@ impl Member {
             Feed::Call(Call::Offer(unit)) => machine.offer(unit),
             Feed::EndMicrobatch => machine.end_microbatch(),
             Feed::Finish => machine.finish(),
-            Feed::Evaluate => machine.evaluate(),
+            Feed::Evaluate(kind) => machine.evaluate(kind),
             Feed::Batch => machine.begin_batch(),
             Feed::EndEvaluation => machine.end_evaluation(),
         };
@@ -203,8 +204,8 @@ fn feeds(part: &Part) -> Vec<Feed> {
             feeds.push(Feed::Finish);
             feeds
         }
-        Part::Evaluation(batches) => {
-            let mut feeds = vec![Feed::Evaluate];
+        Part::Evaluation(kind, batches) => {
+            let mut feeds = vec![Feed::Evaluate(*kind)];
             for units in batches {
                 feeds.push(Feed::Batch);
                 feeds.extend(units.iter().map(|unit| Feed::Call(Call::Need(*unit))));

@@ -5,7 +5,7 @@ use hsdp::{
     Error, Full, LossSum, ModelSpec, Optimizer, Param, Pass, Samples, Seed, Sgd, SgdOptions,
     ShardedModel, StepOptions, UnitGradients, UnitId, Values,
 };
-use hsdp_sharding::step::Input;
+use hsdp_sharding::step::{EvaluationKind, Input};
 use hsdp_sharding::{AfterForward, Role};
 
 use crate::support::handmade::in_f32;
@@ -19,8 +19,8 @@ pub type Program = Vec<Part>;
 pub enum Part {
     /// A step, behind which parameters stay.
     Step(StepProgram),
-    /// An evaluation: the units that each batch needs.
-    Evaluation(Vec<Vec<UnitId>>),
+    /// An evaluation: the units that each batch needs, for the backward of another model, too.
+    Evaluation(EvaluationKind, Vec<Vec<UnitId>>),
 }
 
 /// A rank's part in a step.
@@ -90,7 +90,7 @@ pub fn run(model: &mut ShardedModel, program: &Program) -> Result<Vec<f64>, Erro
     for part in program {
         match part {
             Part::Step(step) => norms.push(run_step(model, &mut sgd, step)?),
-            Part::Evaluation(batches) => run_evaluation(model, batches)?,
+            Part::Evaluation(kind, batches) => run_evaluation(model, *kind, batches)?,
         }
     }
     model.end_run()?;
@@ -130,8 +130,15 @@ fn run_step(model: &mut ShardedModel, sgd: &mut Sgd, program: &StepProgram) -> R
     Ok(norm)
 }
 
-fn run_evaluation(model: &mut ShardedModel, batches: &[Vec<UnitId>]) -> Result<(), Error> {
-    let mut evaluation = model.evaluation()?;
+fn run_evaluation(
+    model: &mut ShardedModel,
+    kind: EvaluationKind,
+    batches: &[Vec<UnitId>],
+) -> Result<(), Error> {
+    let mut evaluation = match kind {
+        EvaluationKind::ForwardOnly => model.evaluation()?,
+        EvaluationKind::WithBackward => model.evaluation_with_backward()?,
+    };
     for units in batches {
         let mut pass = evaluation.batch()?;
         units.iter().try_for_each(|unit| need(&mut pass, *unit).map(drop))?;

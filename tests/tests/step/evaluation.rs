@@ -10,6 +10,7 @@ use hsdp::{
     ModelOptions, Op, Optimizer, Phase, Rank, ShardedModel, StepOptions, Tag, Uneven,
     UnitGradients, UnitOrder, WorldOptions,
 };
+use hsdp_comm::Between;
 use hsdp_tests::support::models::unit;
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{DEADLINE, common, mesh, on_ranks};
@@ -182,6 +183,94 @@ fn a_batch_has_no_backward() {
     });
 }
 
+/// A batch of an evaluation with a backward has the gathers of a microbatch of training, on ranks
+/// that come to the backward, that end the batch before, and that have no batch. Nothing is reduced.
+#[test]
+fn an_evaluation_with_a_backward_gathers_as_a_microbatch_and_reduces_nothing() {
+    let variants = FullCopies::ALL.into_iter().flat_map(|copies| [(copies, false), (copies, true)]);
+    for (full_copies, trains_before) in variants {
+        let gathers = common(on_ranks(4, |world| {
+            let rank = world.rank().index();
+            let ledger = world.clone();
+            let options = ModelOptions { full_copies, ..ModelOptions::on(mesh(2, 2)) };
+            let mut model = springs::model(world, &options)?;
+            train(&mut model, u64::from(trains_before))?;
+            let before = ledger.ledger();
+            model.record_events();
+            let mut evaluation = model.evaluation_with_backward()?;
+            for _ in 0..[0, 1, 2, 2][rank] {
+                let mut pass = evaluation.batch()?;
+                assert!(pass.handle().has_backward() && pass.handle().is_evaluation());
+                for error in [
+                    pass.loss(LossSum::new(0.0, 1)).map(drop).expect_err("no loss"),
+                    pass.reduce(unit(0), UnitGradients::new().without().without())
+                        .expect_err("no gradients"),
+                ] {
+                    assert!(error.to_string().contains("takes part in the backward"), "{error}");
+                }
+                let used: &[usize] = if rank == 3 { &[0, 1, 2] } else { &[0, 1, 2, 2, 1, 0] };
+                for index in used {
+                    let _full = pass.unshard(unit(*index))?;
+                }
+                pass.finish()?;
+            }
+            evaluation.finish()?;
+            let moved = ledger.ledger().since(&before);
+            let reduced = [Channel::Reduce, Channel::AllReduce].map(|it| moved.channel(it).calls);
+            assert_eq!(reduced, [0, 0]);
+            let gathers = model.take_events().into_iter().filter_map(|event| match event {
+                Event::Gather { unit, phase, .. } => Some((unit, phase)),
+                _ => None,
+            });
+            let gathers: Vec<_> = gathers.collect();
+            let planned = model.plan().gathers().iter().map(|it| (it.unit, it.phase));
+            assert_eq!(gathers, planned.clone().chain(planned).collect::<Vec<_>>());
+            train(&mut model, 1)?;
+            Ok(gathers.len())
+        }));
+        assert_eq!(gathers, 2 * 6, "three units, twice in each of two batches");
+    }
+}
+
+/// A rank that gathers for a backward and others that do not would wait for each other.
+#[test]
+fn ranks_with_evaluations_of_two_kinds_are_named_on_all_of_them() {
+    for odd in [0, 2] {
+        for with_backward in [false, true] {
+            let told = common(on_ranks(4, |world| {
+                let rank = world.rank().index();
+                let mut model = springs::model(world, &ModelOptions::on(mesh(2, 2)))?;
+                let mut evaluation = match (rank == odd) == with_backward {
+                    true => model.evaluation_with_backward()?,
+                    false => model.evaluation()?,
+                };
+                // Rank 2 has no batch.
+                let error = match rank {
+                    2 => evaluation.finish().expect_err("the kinds differ"),
+                    _ => {
+                        let error = evaluation.batch().map(drop).expect_err("the kinds differ");
+                        drop(evaluation);
+                        error
+                    }
+                };
+                train(&mut model, 2)?;
+                Ok(error.to_string())
+            }));
+            let mut calls = ["`evaluation`", "`evaluation_with_backward`"];
+            if !with_backward {
+                calls.reverse();
+            }
+            let [usual, rare] = calls;
+            let other = usize::from(odd == 0);
+            let expected = format!(
+                "the kind of the evaluation differs between ranks: rank {odd} has {rare}, rank \
+                 {other} has {usual}"
+            );
+            assert_eq!(told, expected);
+        }
+    }
+}
+
 #[test]
 fn an_evaluation_without_items_is_an_error_on_all_ranks_and_the_run_goes_on() {
     on_ranks(2, |world| {
@@ -302,6 +391,129 @@ fn evaluated_with(fault: Fault) -> usize {
     });
     let failed = failed.into_iter().map(|end| end.expect("they recover"));
     common(failed.collect())
+}
+
+/// Ranks that compute for different times, and gather more or less ahead, come to the operations of
+/// both models in one order.
+#[test]
+fn ranks_of_different_speeds_train_through_another_model() {
+    for between in [Between::Memory, Between::Messages] {
+        for prefetch in [0, 1, usize::MAX] {
+            let options = WorldOptions { deadline: DEADLINE, between, ..WorldOptions::default() };
+            let losses = hsdp::launch(4, options, |world| -> Result<f64, Error> {
+                let rank = world.rank().index() as u64;
+                let options = ModelOptions { prefetch, ..ModelOptions::on(mesh(2, 2)) };
+                let mut model = springs::model(world.clone(), &options)?;
+                let mut critic = springs::model(world, &options)?;
+                let mut turn = rank;
+                let mut loss = 0.0;
+                for _ in 0..3 {
+                    loss += train_through(&mut model, &mut critic, || {
+                        turn = (turn * 5 + 3) % 64;
+                        (0..turn % 4 * rank * 100).for_each(|_| thread::yield_now());
+                    })?;
+                    train(&mut critic, 1)?;
+                }
+                Ok(loss)
+            });
+            for loss in losses {
+                assert_eq!(loss.expect("no rank waits for ever"), 6.0);
+            }
+        }
+    }
+}
+
+/// A rank that gathers along in the evaluation alone, while the others wait for it in the model that
+/// is trained: an error on all ranks, not a hang.
+#[test]
+fn a_rank_that_gathers_along_in_one_of_two_models_ends_the_world() {
+    let ends =
+        hsdp::launch(2, WorldOptions { deadline: DEADLINE, ..WorldOptions::default() }, |world| {
+            let rank = world.rank().index();
+            let options =
+                ModelOptions { uneven: Uneven::ZeroWeight, ..ModelOptions::on(mesh(1, 2)) };
+            let mut model = springs::model(world.clone(), &options)?;
+            let mut critic = springs::model(world, &options)?;
+            if rank == 0 {
+                return train_through(&mut model, &mut critic, || {}).map(drop);
+            }
+            let step = model.begin_step(StepOptions::microbatches(1).without_data())?;
+            critic.evaluation_with_backward()?.finish()?;
+            step.finish().map(drop)
+        });
+    for end in ends {
+        let error = end.expect_err("each rank waits for the other one").to_string();
+        assert!(error.contains("ranks wait for each other in different operations"), "{error}");
+    }
+}
+
+/// Each call of a rank fails in turn, in a step whose backward goes through an evaluation of another
+/// model: both are aborted on all ranks, which try again.
+#[test]
+fn whatever_call_of_a_rank_fails_all_ranks_can_train_through_another_model_again() {
+    for (culprit, kind) in [(0, FaultKind::Error), (1, FaultKind::OutOfMemory)] {
+        let mut call = 0;
+        while trained_through_with(Fault::at(Rank::new(culprit), 0, FaultPlace::Call(call), kind))
+            > 0
+        {
+            call += 1;
+        }
+        assert!(call > 20, "rank {culprit} makes {call} calls");
+    }
+}
+
+/// Makes two models and a step until they succeed, and returns how often a rank has failed.
+fn trained_through_with(fault: Fault) -> usize {
+    let options =
+        WorldOptions { deadline: DEADLINE, faults: vec![fault], ..WorldOptions::default() };
+    let failed = hsdp::launch(2, options, |world| -> Result<usize, Error> {
+        let options = ModelOptions::on(mesh(1, 2));
+        let (mut model, first) = tried(|| springs::model(world.clone(), &options))?;
+        let (mut critic, second) = tried(|| springs::model(world.clone(), &options))?;
+        let (loss, then) = tried(|| train_through(&mut model, &mut critic, || {}))?;
+        assert_eq!(loss, 2.0);
+        Ok(first + second + then)
+    });
+    let failed = failed.into_iter().map(|end| end.expect("they recover"));
+    common(failed.collect())
+}
+
+/// A step of one microbatch whose backward goes through a batch of another model. `compute` runs
+/// before each call.
+fn train_through(
+    model: &mut ShardedModel,
+    critic: &mut ShardedModel,
+    mut compute: impl FnMut(),
+) -> Result<f64, Error> {
+    let mut step = model.begin_step(StepOptions::microbatches(1))?;
+    let mut evaluation = critic.evaluation_with_backward()?;
+    let mut pass = step.microbatch()?;
+    let mut judged = evaluation.batch()?;
+    for index in 0..3 {
+        compute();
+        let _full = pass.unshard(unit(index))?;
+    }
+    for index in [0, 1, 2] {
+        compute();
+        let _full = judged.unshard(unit(index))?;
+    }
+    let _ = pass.loss(LossSum::new(2.0, 1))?;
+    for index in [2, 1, 0] {
+        compute();
+        let _full = judged.unshard(unit(index))?;
+    }
+    for index in [2, 1, 0] {
+        compute();
+        let _full = pass.unshard(unit(index))?;
+        compute();
+        let params = pass.handle().plan().spec()[unit(index)].params.clone();
+        let zeros = params.iter().map(|param| vec![0.0_f32; param.numel()]);
+        pass.reduce(unit(index), UnitGradients::of(zeros))?;
+    }
+    pass.finish()?;
+    judged.finish()?;
+    evaluation.finish()?;
+    Ok(step.finish()?.loss())
 }
 
 /// The result of the first try without an error, and the number of tries before it.

@@ -7,13 +7,13 @@ use hsdp::{BufferId, ModelSpec, ParamId};
 use hsdp_sharding::Role;
 use parking_lot::Mutex;
 
-use super::{Pass, PassKind};
+use super::Pass;
 use crate::convert::check_written;
 use crate::error::{DeclarationError, Error};
 use crate::model::{ForwardMode, Parameters};
 use crate::ops::Unshard;
 use crate::statistics::{self, BatchStatistics};
-use crate::unit::{LiveUnit, UnitUsage};
+use crate::unit::{LiveUnit, PassKind, UnitUsage};
 
 /// Provides the forward of one use of a unit with its parameters, as tensors of candle's graph.
 pub(super) struct PassReader<'a, 'step> {
@@ -25,10 +25,8 @@ pub(super) struct PassReader<'a, 'step> {
 impl PassReader<'_, '_> {
     fn read(&self, name: &str) -> Result<Tensor, Error> {
         let (unit, id) = self.gathered(name)?;
-        if self.pass.kind == PassKind::Evaluation {
-            return self.tensor(unit, id);
-        }
         match unit.role(id.index) {
+            _ if self.pass.kind == PassKind::Evaluation => {}
             Role::Frozen => self.usage.reads_frozen(unit),
             Role::Trainable => unit.awaits_graph(id.index),
         }
@@ -95,7 +93,7 @@ impl PassReader<'_, '_> {
 
     fn make(&self, unit: &Arc<LiveUnit>, index: usize) -> Result<Tensor, Error> {
         let parameter = unit.take(index);
-        if unit.role(index) == Role::Frozen || self.pass.kind == PassKind::Evaluation {
+        if unit.role(index) == Role::Frozen {
             return Ok(parameter.into_tensor(unit.shape(index))?);
         }
         let unit = Arc::clone(unit);
@@ -118,10 +116,7 @@ impl Parameters for PassReader<'_, '_> {
     }
 
     fn mode(&self) -> candle_core::Result<ForwardMode> {
-        Ok(match self.pass.kind {
-            PassKind::Training => ForwardMode::Training,
-            PassKind::Evaluation => ForwardMode::Evaluation,
-        })
+        Ok(self.own.kind().into())
     }
 
     fn statistics(&self, name: &str) -> Option<BatchStatistics> {

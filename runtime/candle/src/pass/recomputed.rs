@@ -19,7 +19,7 @@ use crate::recompute::{
 };
 use crate::statistics::{BatchStatistics, StatisticsRecord};
 use crate::storage::{move_back, move_to_variable};
-use crate::unit::{LiveUnit, UnitUsage};
+use crate::unit::{LiveUnit, PassKind, UnitUsage};
 use crate::variables::Reached;
 
 impl Pass<'_> {
@@ -63,12 +63,12 @@ impl Pass<'_> {
         let output = forward(first, &leaves);
         let mut own_leaves: HashSet<_> = leaves.iter().map(Tensor::id).collect();
         own_leaves.extend(first.leaves.lock().iter().map(|it| it.leaf.id()));
-        self.first_runs.note_leaves(own.name(), &own_leaves);
+        self.graph.first_runs.note_leaves(own.name(), &own_leaves);
         let output = output?;
         let mut reached = Reached::from(&output);
-        self.first_runs.note_rounding(reached.rounds_to);
+        self.graph.first_runs.note_rounding(reached.rounds_to);
         reached.programs.retain(|variable| !own_leaves.contains(&variable.id()));
-        self.first_runs.check(&reached, &format_args!("recomputed unit {}", own.name()))?;
+        self.graph.first_runs.check(&reached, &format_args!("recomputed unit {}", own.name()))?;
         if let Some(what) = reached.described() {
             return Err(Error::LostGradients(LostGradients::History {
                 unit: own.name().to_owned(),
@@ -88,7 +88,11 @@ impl Pass<'_> {
             false => RecomputedInput::from(input.detach()),
         });
         let of_op: Vec<_> = of_op.collect();
-        let mut chain = self.anchor.as_tensor().clone();
+        let mut chain = match self.kind {
+            PassKind::Training => self.anchor.as_tensor().clone(),
+            // No parameter of the unit is trained.
+            PassKind::Evaluation | PassKind::EvaluationWithBackward => self.anchor.detach(),
+        };
         for input in of_op.iter().filter(|input| is_differentiated(&input.tensor)) {
             chain = chain.apply_op2(&input.tensor, input.op.clone())?;
         }
@@ -103,7 +107,7 @@ impl Pass<'_> {
             output: Mutex::new(Some(output.detach())),
         };
         let output = chain.apply_op1(op)?;
-        self.note_cuts(own, inputs, &parents, &output);
+        self.note_output(own, inputs, &parents, &output);
         Ok(output)
     }
 }

@@ -38,6 +38,10 @@ pub(super) struct Start {
 }
 
 impl Start {
+    /// Start of the backward of a loss that has no weight. Its gradients are dropped, but they are
+    /// numbers if the loss is one.
+    pub(super) const WITHOUT_WEIGHT: Self = Self { in_graph: 1.0, outside: 1.0 };
+
     /// Splits the seed of a loss of dtype `loss`. `narrowest` is the narrowest dtype in its graph.
     /// The seed is above 0.
     pub(super) fn of(seed: Seed, form: LossForm, [loss, narrowest]: [DType; 2]) -> Self {

@@ -9,7 +9,7 @@ use hsdp::{
     Event, Gradients, Mesh, ModelOptions, ModelSpec, Param, Precision, RankFailure, ShardedModel,
     StepOptions, Unit, World, WorldOptions,
 };
-use hsdp_candle::{Error, Parameters, Pass, Plain, Units, UnitsExt};
+use hsdp_candle::{Error, Parameters, Pass, Plain, UnitInputs, Units, UnitsExt};
 
 /// Runs `size` ranks as threads, and returns their results in rank order. An error is a result like
 /// any other: it does not end the world. Panics if a rank does.
@@ -69,6 +69,31 @@ pub(crate) fn sharded(world: World, spec: ModelSpec, mesh: Mesh) -> ShardedModel
 
 pub(crate) fn sharded_with(world: World, spec: ModelSpec, options: ModelOptions) -> ShardedModel {
     ShardedModel::new(world, spec, options, values).expect("a model that can be planned")
+}
+
+/// Runs the units of a model, all of them with a second run in the backward, or none.
+#[derive(Clone, Copy)]
+pub(crate) struct Runner<'a> {
+    pub(crate) units: &'a dyn Units,
+    pub(crate) recomputed: bool,
+}
+
+impl Runner<'_> {
+    pub(crate) fn run<I: UnitInputs>(
+        self,
+        name: &str,
+        inputs: I,
+        forward: impl Fn(&dyn Parameters, I::Lent<'_>) -> CandleResult<Tensor> + Send + Sync + 'static,
+    ) -> CandleResult<Tensor> {
+        match self.recomputed {
+            true => self.units.recomputed(name, inputs, forward),
+            false => self.units.unit(name, inputs, forward),
+        }
+    }
+
+    pub(crate) fn layer(self, index: usize, x: &Tensor) -> CandleResult<Tensor> {
+        self.run(&format!("layer.{index}"), x, move |p, x| layer(p, index, x))
+    }
 }
 
 /// One step of one microbatch of weight 1, with `loss` for a model.

@@ -1,6 +1,7 @@
 //! Models in candle's graph: the parameters that constructors declare, passes over units, their
 //! gradients, and collectives of the program's own.
 
+mod across_models;
 mod buffers;
 mod check_backward;
 mod common;

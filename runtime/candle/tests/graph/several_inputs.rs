@@ -10,45 +10,20 @@ use hsdp::{
     Mesh, ModelOptions, ModelSpec, Optimizer as _, Param, Precision, Sgd, SgdOptions, StepOptions,
     Unit, Unused, World,
 };
-use hsdp_candle::{Error, Parameters, Pass, Plain, UnitInputs, Units, UnitsExt};
+use hsdp_candle::{Error, Parameters, Pass, Plain, UnitsExt};
 use hsdp_sharding::Role;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::common::{
-    self, Named, input, layer, layer_unit, layers, mean, plain_gradients, sharded, sharded_with,
+    self, Named, Runner, input, layer_unit, layers, mean, plain_gradients, sharded, sharded_with,
     step, values, words,
 };
 
 const MESHES: [&str; 3] = ["1x1", "2x2", "1x4"];
 const STEPS: usize = 3;
 const LEARNING_RATE: f32 = 0.5;
-
-/// Runs the units of a model, all of them with a second run in the backward, or none.
-#[derive(Clone, Copy)]
-struct Runner<'a> {
-    units: &'a dyn Units,
-    recomputed: bool,
-}
-
-impl Runner<'_> {
-    fn run<I: UnitInputs>(
-        self,
-        name: &str,
-        inputs: I,
-        forward: impl Fn(&dyn Parameters, I::Lent<'_>) -> Result<Tensor> + Send + Sync + 'static,
-    ) -> Result<Tensor> {
-        match self.recomputed {
-            true => self.units.recomputed(name, inputs, forward),
-            false => self.units.unit(name, inputs, forward),
-        }
-    }
-
-    fn layer(self, index: usize, x: &Tensor) -> Result<Tensor> {
-        self.run(&format!("layer.{index}"), x, move |p, x| layer(p, index, x))
-    }
-}
 
 type Loss = fn(Runner<'_>, usize) -> Result<Tensor>;
 
