@@ -377,7 +377,9 @@ impl ShardedModel {
     ///
     /// A batch is open while a microbatch of the other model is, so a rank cannot gather along in
     /// one of them alone: all ranks run as many batches as microbatches, in one order. A rank whose
-    /// data is short runs the forward and the backward on any input, with a loss of weight 0.
+    /// data is short runs the forward and the backward on any input, with a loss of weight 0; if the
+    /// other model sums [statistics](hsdp_sharding::Unit::statistics), on an input without items.
+    /// One batch serves one backward.
     ///
     /// ```
     /// # use hsdp::prelude::*;

@@ -318,9 +318,10 @@ impl PassHandle {
     /// those that the unit declares by
     /// [`Unit::batch_norm`](hsdp_sharding::Unit::batch_norm), with `index` counted in the unit.
     ///
-    /// `own`: `[2 channels + 1]` in the forward, `[2 channels]` in the backward; output the sums. A
-    /// rank without data, or whose program leaves them out, takes part with zeros. In the backward
-    /// they come in the reverse order of the forward. **Collective** over the world.
+    /// `own` has `[2 channels + 1]` elements in the forward and `[2 channels]` in the backward.
+    /// Returns as many sums. A rank without data, or whose program leaves them out, takes part with
+    /// zeros. In the backward they come in the reverse order of the forward. **Collective** over
+    /// the world.
     ///
     /// # Errors
     /// [`Error::Misuse`] if the unit has no such statistics or is not in use, they were summed in

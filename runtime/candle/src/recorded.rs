@@ -178,7 +178,13 @@ impl Recorded {
         for norm in &self.norms {
             let weight = format!("{}.weight", norm.name);
             let holds = |unit: &&mut Unit| unit.params.iter().any(|param| param.name == weight);
-            let unit = units.iter_mut().find(holds).expect("a pattern has taken each name");
+            let Some(unit) = units.iter_mut().find(holds) else {
+                // `map` has made a buffer of it.
+                return Err(Error::Declaration(DeclarationError::IsBuffer {
+                    unit: norm.name.clone(),
+                    name: weight,
+                }));
+            };
             unit.statistics.push(norm.clone());
         }
         for (name, mark) in &self.marked {

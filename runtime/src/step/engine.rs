@@ -196,22 +196,25 @@ impl Engine {
     ) -> Result<Vec<f64>, Error> {
         let operation = "statistics";
         let mut state = self.enter(operation, token.attempt.step)?;
-        self.check_has_backward(&state, token, operation)?;
+        if state.evaluation.is_some() && state.is_at(token) {
+            let what =
+                "a batch of an evaluation sums no statistics: its layers use those of training";
+            return Err(self.context.misuse(operation, token.attempt.step, what.to_owned()));
+        }
         state.check_at(&self.context, token, operation)?;
         state.attempt(&self.context, operation, |state| {
-            let taken = state.machine.statistics(unit, index, phase);
-            taken.map_err(|refused| state.refused(&self.context, operation, refused))?;
-            let declared = &self.context.plan.spec()[unit].statistics[index];
-            let want = declared.elements(phase);
-            if own.len() != want {
+            let declared = self.context.plan.spec()[unit].statistics.get(index);
+            if let Some(declared) = declared.filter(|it| it.elements(phase) != own.len()) {
                 return Err(Error::Size {
                     operation,
                     name: declared.name.clone(),
                     rank: self.context.rank(),
                     got: own.len(),
-                    want,
+                    want: declared.elements(phase),
                 });
             }
+            let taken = state.machine.statistics(unit, index, phase);
+            taken.map_err(|refused| state.refused(&self.context, operation, refused))?;
             state.statistics.give(own);
             state.drive(&self.context, operation)?;
             Ok(state.statistics.take())

@@ -49,8 +49,11 @@ impl StatisticsSums {
     ) -> Result<(), Error> {
         let Operation::Statistics { unit, index, phase } = operation else { return Ok(()) };
         let elements = context.plan.spec()[unit].statistics[index].elements(phase);
-        let own = self.own.take().filter(|_| from == Source::Offered);
-        let values = own.unwrap_or_else(|| vec![0.0; elements]);
+        let values = match from {
+            Source::Offered => self.own.take().expect("the program has given them"),
+            // Zeros for others may come first.
+            _ => vec![0.0; elements],
+        };
         let tag = context.tag(Some(unit), Stage::Statistics, at.step, at.microbatch);
         let pending = context.statistics.all_reduce(tag, Reduction::Sum, values)?;
         self.under_way.push(StatisticsOperation { operation, from, pending });

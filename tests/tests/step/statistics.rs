@@ -28,8 +28,12 @@ type Seen = Vec<Vec<f64>>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leaves {
     Nothing,
+    /// Those of the first norm, in the forward.
+    First,
     /// Those of the second norm, in the forward.
     Second,
+    /// Those of the second norm, in the backward.
+    SecondBackward,
     /// All of the backward.
     Backward,
 }
@@ -44,7 +48,9 @@ fn microbatch(step: &mut Step<'_>, own: f64, leaves: Leaves) -> Result<Seen, Err
         handle.statistics(NORMS, index, phase, own)
     };
     drop(pass.unshard(NORMS)?);
-    seen.push(give(0, Phase::Forward, 5)?);
+    if leaves != Leaves::First {
+        seen.push(give(0, Phase::Forward, 5)?);
+    }
     if leaves != Leaves::Second {
         seen.push(give(1, Phase::Forward, 3)?);
     }
@@ -54,7 +60,9 @@ fn microbatch(step: &mut Step<'_>, own: f64, leaves: Leaves) -> Result<Seen, Err
     pass.reduce(HEAD, UnitGradients::new().with(vec![0.0_f32; 3]))?;
     drop(pass.unshard(NORMS)?);
     if leaves != Leaves::Backward {
-        seen.push(give(1, Phase::Backward, 2)?);
+        if leaves != Leaves::SecondBackward {
+            seen.push(give(1, Phase::Backward, 2)?);
+        }
         seen.push(give(0, Phase::Backward, 4)?);
     }
     let gradients = [2, 2, 1, 1].map(|len| vec![0.0_f32; len]);
@@ -137,6 +145,28 @@ fn who_has_none_takes_part_with_zeros() {
     assert_eq!(seen[3], [first, second]);
 }
 
+/// Zeros for statistics that a program leaves out come before those that it gives next.
+#[test]
+fn zeros_for_earlier_statistics_take_nothing_from_later_ones() {
+    for between in [Between::Memory, Between::Messages] {
+        let leaves = [Leaves::First, Leaves::SecondBackward, Leaves::Nothing];
+        let seen = each_rank(3, between, |world| {
+            let rank = world.rank().index();
+            let mut model = model(world, &ModelOptions::on(mesh(1, 3)))?;
+            let mut step = model.begin_step(StepOptions::microbatches(1))?;
+            let seen = microbatch(&mut step, rank as f64 + 0.5, leaves[rank])?;
+            let _ = step.finish()?;
+            Ok(seen)
+        });
+        let all = [0.5, 1.5, 2.5];
+        let [first, second] = [sums(&[1.5, 2.5], 5), sums(&all, 3)];
+        let [second_back, first_back] = [sums(&[0.5, 2.5], 2), sums(&all, 4)];
+        assert_eq!(seen[0], [second.clone(), second_back.clone(), first_back.clone()]);
+        assert_eq!(seen[1], [first.clone(), second.clone(), first_back.clone()]);
+        assert_eq!(seen[2], [first, second, second_back, first_back]);
+    }
+}
+
 #[test]
 fn statistics_that_have_no_place_are_refused() {
     let told = |call: fn(&mut Step<'_>) -> Result<(), Error>| {
@@ -168,7 +198,11 @@ fn statistics_that_have_no_place_are_refused() {
     let size = told(|step| {
         let mut pass = step.microbatch()?;
         drop(pass.unshard(NORMS)?);
-        pass.handle().statistics(NORMS, 0, Phase::Forward, vec![0.0; 4]).map(drop)
+        let handle = pass.handle();
+        let refused = handle.statistics(NORMS, 0, Phase::Forward, vec![0.0; 4]);
+        // The call has changed nothing.
+        assert_eq!(handle.statistics(NORMS, 0, Phase::Forward, vec![2.0; 5])?, [2.0; 5]);
+        refused.map(drop)
     });
     assert_eq!(size, "statistics of a on rank 0: got 4 elements, the plan has 5");
     let mut model = model(World::single(), &ModelOptions::on(mesh(1, 1))).expect("a model");

@@ -31,7 +31,16 @@ struct UnitEntry {
     keep: bool,
     compute_dtype: Option<DType>,
     params: Vec<ParamEntry>,
+    #[serde(default)]
+    batch_norms: Vec<BatchNormEntry>,
     attention: Option<AttentionEntry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BatchNormEntry {
+    name: String,
+    channels: usize,
 }
 
 #[derive(Clone, Copy, Deserialize)]
@@ -87,7 +96,9 @@ pub(super) fn read(text: &str) -> Result<Model, String> {
 fn check(model: &ModelEntry) -> Result<(), String> {
     at_most("units", model.units.len(), MAX_UNITS)?;
     at_most("ties", model.ties.len(), MAX_TIES)?;
-    at_most("parameters", model.units.iter().map(|unit| unit.params.len()).sum(), MAX_PARAMS)?;
+    // A batch norm has two parameters.
+    let params = |unit: &UnitEntry| unit.params.len() + 2 * unit.batch_norms.len();
+    at_most("parameters", model.units.iter().map(params).sum(), MAX_PARAMS)?;
     let matrices = model.units.iter().flat_map(|unit| &unit.params).filter_map(|it| it.matrices);
     let matrices = matrices.fold(0, |sum: usize, [count, ..]| sum.saturating_add(count));
     at_most("matrices", matrices, MAX_MATRICES)?;
@@ -105,6 +116,9 @@ fn check(model: &ModelEntry) -> Result<(), String> {
             check_name(&place, &param.name)?;
             check_shape(&place, param)?;
             check_granularity(&place, param)?;
+        }
+        for (norm, entry) in unit.batch_norms.iter().enumerate() {
+            check_name(&format!("units[{index}].batch_norms[{norm}]"), &entry.name)?;
         }
     }
     for (index, tie) in model.ties.iter().enumerate() {
@@ -164,6 +178,8 @@ fn made_of(entry: ModelEntry) -> Model {
         model.lookups.extend(lookups.map(|param| param.name.clone()));
         let params = entry.params.into_iter().map(param);
         let unit = params.fold(Unit::new(entry.name), Unit::param);
+        let unit =
+            entry.batch_norms.iter().fold(unit, |unit, it| unit.batch_norm(&it.name, it.channels));
         let unit = entry.compute_dtype.into_iter().fold(unit, Unit::compute_in);
         model.spec = model.spec.unit(if entry.keep { unit.keep() } else { unit });
     }

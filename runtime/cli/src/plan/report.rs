@@ -261,8 +261,14 @@ impl StepTraffic {
     /// Computes the traffic of a plan. Replicas differ by their part of a shard in an all-reduce.
     /// The ranks of a shard group differ by the matrices that they own in an update, and by their
     /// slice of its sums. Both add up, so the busiest rank is the busiest of the busiest replica.
+    /// Only statistics differ from rank to rank of the world.
     pub(super) fn of(plan: &Plan, microbatches: u64) -> Self {
         let mesh = plan.mesh();
+        if plan.spec().units().iter().any(|unit| !unit.statistics.is_empty()) {
+            let all = mesh.ranks().map(|rank| plan.traffic(rank, microbatches));
+            let BusiestRanks { busiest, as_busy, most, total } = BusiestRanks::of(all);
+            return Self { microbatches, busiest: Rank::new(busiest), as_busy, most, total };
+        }
         let rank = |replicate_index, shard_index| {
             mesh.rank_at(Coordinate { replicate_index, shard_index })
         };
@@ -287,13 +293,14 @@ impl StepTraffic {
     }
 
     /// Returns the collectives by name, on the busiest rank and on all ranks together, and the
-    /// total at the end. `update` is present if a rank has it.
+    /// total at the end. `statistics` and `update` are present if a rank has them.
     pub(super) fn flows(&self) -> Vec<(&'static str, [Flow; 2])> {
         let pairs = self.most.flows().into_iter().zip(self.total.flows());
         let flows = pairs.map(|((name, most), (_, total))| (name, [most, total]));
         let all = [("total", [self.most.total(), self.total.total()])];
-        let is_shown =
-            |(name, [_, total]): &(&str, [Flow; 2])| *name != "update" || *total != Flow::NONE;
+        let is_shown = |(name, [_, total]): &(&str, [Flow; 2])| {
+            !["statistics", "update"].contains(name) || *total != Flow::NONE
+        };
         flows.filter(is_shown).chain(all).collect()
     }
 }

@@ -88,8 +88,10 @@ fn flows(traffic: &Traffic) -> Value {
         "all_gather": flow(traffic.all_gather), "reduce_scatter": flow(traffic.reduce_scatter),
         "all_reduce": flow(traffic.all_reduce), "total": flow(traffic.total()),
     });
-    if traffic.update != Flow::NONE {
-        all["update"] = flow(traffic.update);
+    for (name, rare) in [("statistics", traffic.statistics), ("update", traffic.update)] {
+        if rare != Flow::NONE {
+            all[name] = flow(rare);
+        }
     }
     all
 }
@@ -181,6 +183,26 @@ fn eight_bit_state_has_two_bytes_an_element_and_cuts_between_blocks() {
         .param(Param::new("f", []).frozen());
     let layout = UnitLayout::new(&unit, 2).expect("a layout");
     assert_eq!(plan, layout.padding().get());
+}
+
+#[test]
+fn a_batch_norm_of_a_file_has_its_parameters_and_statistics() {
+    let model = r#"{"units": [
+        {"name": "one", "params": [{"name": "w", "shape": [50, 7]}],
+         "batch_norms": [{"name": "bn1", "channels": 9}, {"name": "bn2", "channels": 7}]},
+        {"name": "two", "params": [{"name": "v", "shape": [33]}]}]}"#;
+    let one = Unit::new("one").param(Param::new("w", [50, 7]));
+    let two = Unit::new("two").param(Param::new("v", [33]));
+    let spec = ModelSpec::new().unit(one.batch_norm("bn1", 9).batch_norm("bn2", 7)).unit(two);
+    let said = planned_file(model, "adamw");
+    let plan = assert_says(&said, spec);
+    let statistics = plan.traffic(Rank::new(0), 4).statistics;
+    assert_eq!(statistics.calls, 4 * 2 * 2);
+    assert_eq!(said["traffic"]["rank"]["statistics"]["calls"], statistics.calls);
+    let none = r#"{"units": [{"name": "one", "params": [{"name": "w", "shape": [5]}],
+        "batch_norms": [{"name": "bn", "channels": 0}]}]}"#;
+    let told = refused(none, &["--mesh", "1x2"]);
+    assert!(told.contains("bn"), "{told}");
 }
 
 /// Compares a plan of 4 microbatches on a mesh of 3 x 2. The test computes the traffic of every

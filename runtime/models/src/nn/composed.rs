@@ -138,7 +138,9 @@ fn moments_of_batch(
     let means = (sums.to_device(x.device())? / moments.count)?;
     let (mean, square) = (means.narrow(0, 0, channels)?, means.narrow(0, channels, channels)?);
     let variance = (square - mean.sqr()?)?;
-    Ok((mean, variance))
+    // Rounding may leave it below 0: the value is that of the moments, which is not.
+    let rounded = (Tensor::new(moments.variances, x.device())? - variance.detach())?;
+    Ok((mean, (variance + rounded)?))
 }
 
 /// Op on a rank's statistics, whose output is their sums over all ranks.
