@@ -329,8 +329,10 @@ fn a_nan_stays_one_in_its_channel() {
 fn equal_values_have_no_variance() {
     let options = BatchNormOptions { eps: 1e-12, ..BatchNormOptions::default() };
     let layers = [nn::batch_norm, nn::composed::batch_norm];
-    for (value, layer) in [0.1, 1_234_567.9].into_iter().flat_map(|it| layers.map(|on| (it, on))) {
-        let x = Tensor::full(value as f32, (49, 2), &Device::Cpu).expect("a tensor");
+    for (value, layer) in
+        [0.1_f32, 1_234_567.9].into_iter().flat_map(|it| layers.map(|on| (it, on)))
+    {
+        let x = Tensor::full(value, (49, 2), &Device::Cpu).expect("a tensor");
         let plain = plain(2, DType::F32, ForwardMode::Training);
         let y = layer(&plain, "bn", &x, options).expect("a forward");
         let before = values(2);
