@@ -45,6 +45,12 @@ pub enum MpiError {
         /// The error of the system.
         problem: String,
     },
+    /// This process has no memory for a message that is to be received before the end of MPI.
+    #[error("no memory for a message of {bytes} bytes that came at the end of MPI")]
+    NoMemory {
+        /// The length of the message.
+        bytes: usize,
+    },
     /// Not all processes of the job arrived at a call in time.
     #[error("{call}: not all processes of the job arrived within {deadline:?}")]
     Late {

@@ -130,10 +130,9 @@
 //!
 //! In reading order: `model` (the traits), `builder`, `recorded` (models with constructors),
 //! `plain`, `pass` (implementations of the traits), `ops` (the custom ops that candle calls),
-//! `unit` (the state of a unit in a microbatch, and its uses), `statistics` (sums of a batch over all
-//! ranks), `variables` (the variables that a
-//! loss depends on), `recompute`, `storage`, `gradient`, `cuda` (moving and lending buffers),
-//! `error`; [`distributed`].
+//! `unit` (the state of a unit in a microbatch, and its uses), `statistics` (sums of a batch over
+//! all ranks), `variables` (the variables that a loss depends on), `recompute`, `storage`,
+//! `gradient`, `cuda` (moving and lending buffers), `error`; [`distributed`].
 
 #![cfg_attr(not(feature = "candle-cuda"), forbid(unsafe_code))]
 

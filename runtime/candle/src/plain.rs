@@ -88,47 +88,11 @@ impl Plain {
         &self.parameters
     }
 
-    /// Returns a buffer as it was last written.
-    ///
-    /// # Errors
-    /// If the model has no such buffer.
-    pub fn buffer(&self, name: &str) -> Result<Tensor> {
-        match self.buffers.lock().get(name) {
-            Some(buffer) => Ok(buffer.clone()),
-            None => bail!("the model has no buffer {name}"),
-        }
-    }
-
     /// Sets whether the forwards that follow are a part of training. A layer that differs in an
     /// evaluation, such as a batch norm, needs it.
     #[must_use]
     pub fn in_mode(self, mode: ForwardMode) -> Self {
         Self { mode: Some(mode), ..self }
-    }
-
-    fn write_buffer(&self, name: &str, value: &Tensor) -> Result<()> {
-        let Some(id) = self.spec.find_buffer(name) else { bail!("the model has no buffer {name}") };
-        if self.mode == Some(ForwardMode::Evaluation) {
-            bail!("buffer {name} is written in an evaluation")
-        }
-        check_written(&self.spec[id], value)?;
-        let value = value.detach().to_dtype(DType::F32)?;
-        self.buffers.lock().insert(name.to_owned(), value);
-        Ok(())
-    }
-
-    fn mode(&self) -> Result<ForwardMode> {
-        match self.mode {
-            Some(mode) => Ok(mode),
-            None => bail!(
-                "a layer computes another function in an evaluation than in training: set one of \
-                 the two with `Plain::in_mode`"
-            ),
-        }
-    }
-
-    fn statistics(&self, name: &str) -> Option<BatchStatistics> {
-        declared(&self.spec, name).map(|_| BatchStatistics::of_whole_batch())
     }
 }
 
@@ -184,19 +148,35 @@ impl Parameters for Plain {
     }
 
     fn buffer(&self, name: &str) -> Result<Tensor> {
-        self.buffer(name)
+        match self.buffers.lock().get(name) {
+            Some(buffer) => Ok(buffer.clone()),
+            None => bail!("the model has no buffer {name}"),
+        }
     }
 
     fn write_buffer(&self, name: &str, value: &Tensor) -> Result<()> {
-        self.write_buffer(name, value)
+        let Some(id) = self.spec.find_buffer(name) else { bail!("the model has no buffer {name}") };
+        if self.mode == Some(ForwardMode::Evaluation) {
+            bail!("buffer {name} is written in an evaluation")
+        }
+        check_written(&self.spec[id], value)?;
+        let value = value.detach().to_dtype(DType::F32)?;
+        self.buffers.lock().insert(name.to_owned(), value);
+        Ok(())
     }
 
     fn mode(&self) -> Result<ForwardMode> {
-        self.mode()
+        match self.mode {
+            Some(mode) => Ok(mode),
+            None => bail!(
+                "a layer computes another function in an evaluation than in training: set one of \
+                 the two with `Plain::in_mode`"
+            ),
+        }
     }
 
     fn statistics(&self, name: &str) -> Option<BatchStatistics> {
-        self.statistics(name)
+        declared(&self.spec, name).map(|_| BatchStatistics::of_whole_batch())
     }
 
     fn spec(&self) -> &ModelSpec {

@@ -41,7 +41,7 @@ pub(crate) struct LiveUnit {
     ledger: Mutex<UnitLedger>,
 }
 
-/// The part of a pass in a backward.
+/// Kind of a pass, which decides on its parameters and on its backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PassKind {
     /// A microbatch of a step, which has a backward of its own.
@@ -53,7 +53,7 @@ pub(crate) enum PassKind {
     EvaluationWithBackward,
 }
 
-/// Phase of the microbatch that its pass is in.
+/// State of a pass that its units share.
 #[derive(Debug)]
 pub(crate) struct PassProgress {
     kind: PassKind,

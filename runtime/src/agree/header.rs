@@ -169,7 +169,7 @@ const MICROBATCH_MAGIC: u64 = u64::from_be_bytes(*b"hsdp-mb1");
 /// a step whose number of microbatches was not given, and once more when they have no more
 /// microbatches. PROTOCOL.md, "Records".
 pub(crate) fn encode_microbatch(input: Input) -> [u64; MICROBATCH_WORDS] {
-    [MICROBATCH_MAGIC, u64::from(input == Input::Exhausted)]
+    [MICROBATCH_MAGIC, if input == Input::Exhausted { EXHAUSTED } else { 0 }]
 }
 
 /// Decodes the microbatch headers of all ranks.
@@ -177,14 +177,14 @@ pub(crate) fn encode_microbatch(input: Input) -> [u64; MICROBATCH_WORDS] {
 /// # Errors
 /// `Disagreement` names the first rank whose protocol differs from this rank's.
 pub(crate) fn decode_microbatches(gathered: &[u64], own: Rank) -> Result<Supply, Error> {
-    check_magic(
-        gathered,
-        MICROBATCH_WORDS,
-        MICROBATCH_MAGIC,
-        "the protocol of the microbatch header",
-        own,
-    )?;
-    let input = |header: &[u64]| if header[1] == 0 { Input::Ready } else { Input::Exhausted };
+    supply(gathered, "the protocol of the microbatch header", own)
+}
+
+/// Returns which ranks are exhausted, by their records.
+fn supply(gathered: &[u64], protocol: &'static str, own: Rank) -> Result<Supply, Error> {
+    check_magic(gathered, MICROBATCH_WORDS, MICROBATCH_MAGIC, protocol, own)?;
+    let input =
+        |record: &[u64]| if record[1] & EXHAUSTED == 0 { Input::Ready } else { Input::Exhausted };
     Ok(Supply::of(gathered.chunks_exact(MICROBATCH_WORDS).map(input)))
 }
 
@@ -194,9 +194,9 @@ const WITH_BACKWARD: u64 = 2;
 /// Encodes the record of a rank before each batch of an evaluation, and once more when it has no
 /// more batches. PROTOCOL.md, "Evaluation".
 pub(crate) fn encode_batch(input: Input, kind: EvaluationKind) -> [u64; MICROBATCH_WORDS] {
-    let exhausted = if input == Input::Exhausted { EXHAUSTED } else { 0 };
+    let [magic, flags] = encode_microbatch(input);
     let with_backward = if kind == EvaluationKind::WithBackward { WITH_BACKWARD } else { 0 };
-    [MICROBATCH_MAGIC, exhausted | with_backward]
+    [magic, flags | with_backward]
 }
 
 /// Decodes the records of all ranks about a batch.
@@ -205,10 +205,9 @@ pub(crate) fn encode_batch(input: Input, kind: EvaluationKind) -> [u64; MICROBAT
 /// `Disagreement` names the first rank whose protocol differs from this rank's, or the first one
 /// with another kind of evaluation, the same on all ranks.
 pub(crate) fn decode_batches(gathered: &[u64], own: Rank) -> Result<Supply, Error> {
-    let what = "the protocol of the batches";
-    check_magic(gathered, MICROBATCH_WORDS, MICROBATCH_MAGIC, what, own)?;
-    let flags = || gathered.chunks_exact(MICROBATCH_WORDS).map(|record| record[1]);
-    let kinds: Vec<u64> = flags().map(|flags| flags & WITH_BACKWARD).collect();
+    let supply = supply(gathered, "the protocol of the batches", own)?;
+    let kind = |record: &[u64]| record[1] & WITH_BACKWARD;
+    let kinds: Vec<u64> = gathered.chunks_exact(MICROBATCH_WORDS).map(kind).collect();
     if let Some(odd) = comparison::odd_one(&kinds) {
         let call = |rank: usize| match kinds[rank] {
             WITH_BACKWARD => "`evaluation_with_backward`",
@@ -219,8 +218,7 @@ pub(crate) fn decode_batches(gathered: &[u64], own: Rank) -> Result<Supply, Erro
         let what = "the kind of the evaluation".into();
         return Err(Error::Disagreement { what, rank, got, other, want });
     }
-    let input = |flags: u64| if flags & EXHAUSTED == 0 { Input::Ready } else { Input::Exhausted };
-    Ok(Supply::of(flags().map(input)))
+    Ok(supply)
 }
 
 /// Compares the first words of the records of all ranks.

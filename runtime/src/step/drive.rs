@@ -252,8 +252,7 @@ impl EngineState {
                 }
                 Output::Free { place, .. } => self.gathers.free(place),
                 Output::Statistics { unit, index, phase, from } => {
-                    let operation = Operation::Statistics { unit, index, phase };
-                    self.statistics.issue(context, at, operation, from)?;
+                    self.statistics.issue(context, at, unit, index, phase, from)?;
                 }
                 Output::Accumulate(unit) => self.reductions.accumulate(context, at, unit)?,
                 Output::ReduceScatter { unit, from, into } => {

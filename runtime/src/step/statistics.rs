@@ -2,6 +2,7 @@
 
 use hsdp_comm::{Pending, Reduction, Stage};
 use hsdp_sharding::step::{Operation, Source};
+use hsdp_sharding::{Phase, UnitId};
 
 use crate::error::Error;
 use crate::state::context::Context;
@@ -44,10 +45,11 @@ impl StatisticsSums {
         &mut self,
         context: &Context,
         at: StepPlace,
-        operation: Operation,
+        unit: UnitId,
+        index: usize,
+        phase: Phase,
         from: Source,
     ) -> Result<(), Error> {
-        let Operation::Statistics { unit, index, phase } = operation else { return Ok(()) };
         let elements = context.plan.spec()[unit].statistics[index].elements(phase);
         let values = match from {
             Source::Offered => self.own.take().expect("the program has given them"),
@@ -56,6 +58,7 @@ impl StatisticsSums {
         };
         let tag = context.tag(Some(unit), Stage::Statistics, at.step, at.microbatch);
         let pending = context.statistics.all_reduce(tag, Reduction::Sum, values)?;
+        let operation = Operation::Statistics { unit, index, phase };
         self.under_way.push(StatisticsOperation { operation, from, pending });
         Ok(())
     }

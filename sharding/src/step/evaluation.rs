@@ -1,4 +1,5 @@
-//! An evaluation: forwards between steps, some of which take part in the backward of another model.
+//! An evaluation: forwards between steps. Those of an evaluation with a backward take part in the
+//! backward of another model.
 
 use super::exchange::{Conclusion, Exchange};
 use super::gathers::GatherQueue;

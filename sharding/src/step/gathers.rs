@@ -12,7 +12,7 @@ use super::inputs::Refused;
 use super::order::{PlanOrder, PlanOrders};
 use super::output::{Operation, Output};
 use super::rules::{EvaluationKind, UnitOrder};
-use super::statistics::{StatisticsCursor, StatisticsQueue, counted};
+use super::statistics::{StatisticsCursor, StatisticsQueue, reversed_in_backward};
 use crate::{AfterForward, Gather, ModelSpec, Phase, UnitId};
 
 /// State of the gather at one place in the sequence.
@@ -404,7 +404,7 @@ impl GatherQueue {
             return Err(Refused::StatisticsBeforeUnit { unit, index });
         }
         let Some(place) = self.place_in(unit, phase) else { return Ok(()) };
-        let at = StatisticsCursor { place, index: counted(phase, index, count) };
+        let at = StatisticsCursor { place, index: reversed_in_backward(phase, index, count) };
         match at < self.statistics.cursor(phase) {
             true => Err(Refused::StatisticsPassed { unit, index, microbatch }),
             false => Ok(()),
@@ -432,7 +432,7 @@ impl GatherQueue {
     ) -> Option<Output> {
         let count = orders.declared().plan.spec()[unit].statistics.len();
         let place = self.place_in(unit, phase)?;
-        let at = StatisticsCursor { place, index: counted(phase, index, count) };
+        let at = StatisticsCursor { place, index: reversed_in_backward(phase, index, count) };
         if !self.statistics.has_own() {
             let output = match phase {
                 Phase::Forward => None,
@@ -443,7 +443,7 @@ impl GatherQueue {
                 return output;
             }
         }
-        self.statistics.own_next(at, Operation::Statistics { unit, index, phase })
+        self.statistics.own_next(at, unit, index, phase)
     }
 
     /// Notes that an operation is complete.

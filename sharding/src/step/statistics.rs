@@ -73,7 +73,7 @@ impl StatisticsQueue {
                 *cursor = StatisticsCursor { place: cursor.place + 1, index: 0 };
                 continue;
             }
-            let index = counted(phase, cursor.index, count);
+            let index = reversed_in_backward(phase, cursor.index, count);
             cursor.index += 1;
             self.under_way.push(Operation::Statistics { unit, index, phase });
             return Some(Output::Statistics { unit, index, phase, from: Source::Zeros });
@@ -86,14 +86,15 @@ impl StatisticsQueue {
     pub(super) fn own_next(
         &mut self,
         at: StatisticsCursor,
-        operation: Operation,
+        unit: UnitId,
+        index: usize,
+        phase: Phase,
     ) -> Option<Output> {
         match self.own {
             OwnStatistics::Nothing => {
-                let Operation::Statistics { unit, index, phase } = operation else { return None };
                 self.cursors[phase as usize] =
                     StatisticsCursor { place: at.place, index: at.index + 1 };
-                self.own = OwnStatistics::Issued(operation);
+                self.own = OwnStatistics::Issued(Operation::Statistics { unit, index, phase });
                 Some(Output::Statistics { unit, index, phase, from: Source::Offered })
             }
             OwnStatistics::Issued(operation) => Some(Output::Await(operation)),
@@ -125,7 +126,7 @@ impl StatisticsQueue {
 
 /// Returns the index of statistics in their unit from their place in the order of a phase, or the
 /// other way round.
-pub(super) fn counted(phase: Phase, place: usize, count: usize) -> usize {
+pub(super) fn reversed_in_backward(phase: Phase, place: usize, count: usize) -> usize {
     match phase {
         Phase::Forward => place,
         Phase::Backward => count - 1 - place,

@@ -71,7 +71,7 @@ struct Member {
     drained: usize,
     /// The number of the first ones on which the units depend that the program was handed.
     used: usize,
-    /// By unit, phase by phase: number of operations up to its last gather.
+    /// Numbers of operations up to the last gather of each unit, for each phase.
     gathers: BTreeMap<(UnitId, bool), usize>,
     /// The operation or the exchange that the machine waits for.
     waits: Option<Wait>,

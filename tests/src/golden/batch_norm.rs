@@ -78,7 +78,7 @@ pub enum Activations {
     Recomputed,
 }
 
-/// What a run has computed.
+/// Results of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     /// Loss of each step, before its update.

@@ -28,13 +28,13 @@ type Seen = Vec<Vec<f64>>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Leaves {
     Nothing,
-    /// Those of the first norm, in the forward.
+    /// Statistics of the first norm, in the forward.
     First,
-    /// Those of the second norm, in the forward.
+    /// Statistics of the second norm, in the forward.
     Second,
-    /// Those of the second norm, in the backward.
+    /// Statistics of the second norm, in the backward.
     SecondBackward,
-    /// All of the backward.
+    /// All statistics of the backward.
     Backward,
 }
 

@@ -108,9 +108,12 @@ impl Locked<'_> {
             if found.tag == EARLY {
                 return Err(MpiError::Early { process: found.from });
             }
+            let mut bytes = Vec::new();
+            let reserved = bytes.try_reserve_exact(found.bytes);
+            reserved.map_err(|_| MpiError::NoMemory { bytes: found.bytes })?;
+            bytes.resize(found.bytes, 0);
             // Never freed: where it does not come in time, MPI may write it later.
-            let bytes = Box::leak(vec![0; found.bytes].into_boxed_slice());
-            receiving.push(self.receive(found, bytes)?);
+            receiving.push(self.receive(found, bytes.leak())?);
         }
         let tested = receiving.iter_mut().map(|request| request.test("MPI_Test"));
         let are_complete = tested.collect::<Result<Vec<_>, _>>()?;

@@ -135,9 +135,9 @@ fn await_gradients(usage: &UnitUsage, reads: &[RecomputedRead]) {
     }
 }
 
-/// Provides the first run with its parameters, and records which it reads, with the buffers and
-/// the sums of statistics that it sees. As in the second run,
-/// each trainable one is a variable that holds the storage of a parameter during the run.
+/// Provides the first run with its parameters, and records which it reads, with the buffers and the
+/// sums of statistics that it sees. As in the second run, each trainable parameter is a variable
+/// that holds its storage during the run.
 struct FirstRun<'a, 'step> {
     reader: PassReader<'a, 'step>,
     reads: Mutex<Vec<RecomputedRead>>,

@@ -65,7 +65,7 @@ enum StatisticsOf {
     EachRank,
 }
 
-/// What a training has computed.
+/// Results of a training.
 #[derive(Debug, PartialEq)]
 struct Trained {
     losses: Vec<f64>,
