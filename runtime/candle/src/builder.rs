@@ -34,8 +34,8 @@ use crate::recorded::is_buffer;
 /// something other than the model declares. For example, an f32 builder over a bf16 model would
 /// copy each parameter. It fails with
 /// [`DeclarationError::Buffers`](crate::DeclarationError::Buffers) if the constructor asks for
-/// running statistics that the model declares as trainable or as a buffer. Initialization hints have no effect
-/// (see [`record`](crate::record)).
+/// running statistics that the model declares as trainable or as a buffer. Initialization hints have
+/// no effect (see [`record`](crate::record)).
 #[must_use]
 pub fn var_builder(parameters: &dyn Parameters) -> VarBuilder<'_> {
     let device = parameters.device().clone();

@@ -310,6 +310,16 @@ pub enum LostGradients {
         /// The unit.
         unit: String,
     },
+    /// A loss depends on a batch of an evaluation that has served the backward of an earlier loss.
+    #[error(
+        "the loss depends on unit {unit} of an evaluation whose batch has taken part in an earlier \
+         backward, after which its parameters were freed: run the other model in a batch for each \
+         backward"
+    )]
+    BatchUsed {
+        /// The unit.
+        unit: String,
+    },
     /// A microbatch without weight, or without a backward, has counted in the statistics of all
     /// ranks.
     #[error(

@@ -23,7 +23,7 @@ use crate::error::{CUTS, DeclarationError, Error, LostGradients};
 use crate::model::{Forward, RepeatableForward, Units};
 use crate::ops::{BeforeBackward, IdentityOp, InputOp};
 use crate::recompute::is_differentiated;
-use crate::unit::{BackwardHere, InputWatch, LiveUnit, PassKind, PassProgress, UnitUsage};
+use crate::unit::{BackwardHere, InputWatch, LiveUnit, PassKind, PassState, UnitUsage};
 use crate::variables::{Reached, VariableGradient, VariablePurpose, WantedGradients};
 use crate::zeros::{self, CutInput, ZeroSearch};
 
@@ -116,13 +116,13 @@ impl<'step> Pass<'step> {
             (true, false) => PassKind::Evaluation,
             (true, true) => PassKind::EvaluationWithBackward,
         };
-        let progress = Arc::new(PassProgress::new(kind));
+        let state = Arc::new(PassState::new(kind));
         let unit = |id| -> Result<_, Error> {
             let dtype = candle_dtype(handle.plan().compute_dtype(id))?;
-            let progress = Arc::clone(&progress);
-            Ok(Arc::new(LiveUnit::new(id, handle.clone(), dtype, device.clone(), progress)))
+            let state = Arc::clone(&state);
+            Ok(Arc::new(LiveUnit::new(id, handle.clone(), dtype, device.clone(), state)))
         };
-        let states = spec.unit_ids().map(unit).collect::<Result<_, _>>()?;
+        let all = spec.unit_ids().map(unit).collect::<Result<_, _>>()?;
         let watch = match kind {
             PassKind::Training if spec.params().all(|(_, it)| it.role == Role::Trainable) => {
                 InputWatch::Off
@@ -136,7 +136,7 @@ impl<'step> Pass<'step> {
             inner: Mutex::new(Some(inner)),
             handle: handle.clone(),
             seeks_cuts,
-            units: LiveUnits { states, progress, has_ended: AtomicBool::new(false) },
+            units: LiveUnits { all, state, has_ended: AtomicBool::new(false) },
             tensors: Mutex::default(),
             casts_inputs: casts_inputs(spec),
             device: device.clone(),
@@ -272,7 +272,9 @@ impl<'step> Pass<'step> {
     /// [`LostGradients::OtherPass`](crate::LostGradients::OtherPass) if it depends on a unit that
     /// another pass runs, which is no batch of an evaluation [with a
     /// backward](hsdp::ShardedModel::evaluation_with_backward), and
-    /// [`LostGradients::BatchFinished`](crate::LostGradients::BatchFinished) if that batch is over;
+    /// [`LostGradients::BatchFinished`](crate::LostGradients::BatchFinished) if that batch is over,
+    /// and [`LostGradients::BatchUsed`](crate::LostGradients::BatchUsed) if the same forward has
+    /// taken part in an earlier backward;
     /// [`LostGradients::Unweighted`](crate::LostGradients::Unweighted) and
     /// [`LostGradients::Unreached`](crate::LostGradients::Unreached) if the batch has counted in
     /// statistics over all ranks, and the loss has the weight 0 or does not depend on them;
@@ -310,7 +312,7 @@ impl<'step> Pass<'step> {
     /// Refuses a microbatch without weight in which values of this rank counted in the statistics
     /// of all ranks.
     fn check_counted(&self) -> Result<(), Error> {
-        let Some(unit) = self.units.progress.counted() else { return Ok(()) };
+        let Some(unit) = self.units.state.counted() else { return Ok(()) };
         let unit = self.handle.plan().spec()[unit].name.clone();
         let error = Error::LostGradients(LostGradients::Unweighted { unit });
         self.handle.note_failure(&error);
@@ -323,7 +325,7 @@ impl<'step> Pass<'step> {
     }
 
     fn finish_units(&self, inner: hsdp::Pass<'_>) -> Result<(), Error> {
-        self.units.states.iter().rev().try_for_each(|unit| unit.finish())?;
+        self.units.all.iter().rev().try_for_each(|unit| unit.finish())?;
         Ok(inner.finish()?)
     }
 
@@ -386,7 +388,7 @@ impl<'step> Pass<'step> {
             let start = Start::of(seed, form, [loss.dtype(), narrowest]);
             self.warn_of_cuts(reached, &joined);
             self.differentiate(loss, reached, start)?;
-            self.units.states.iter().try_for_each(|unit| unit.check_statistics())?;
+            self.units.all.iter().try_for_each(|unit| unit.check_statistics())?;
         }
         self.finish_units(inner)?;
         Ok(value)
@@ -410,7 +412,7 @@ impl<'step> Pass<'step> {
     /// Runs candle's backward. The ops of the graph deliver the gradients of parameters.
     fn differentiate(&self, loss: &Tensor, reached: &Reached, start: Start) -> Result<(), Error> {
         let _span = tracing::info_span!("backward").entered();
-        self.units.progress.begin_backward(start.outside);
+        self.units.state.begin_backward(start.outside);
         let search = (self.seeks_cuts && reached.collectives).then(|| ZeroSearch::begin(loss));
         let gradients = {
             let _backward = BackwardHere::begin();
@@ -434,7 +436,7 @@ impl<'step> Pass<'step> {
     /// Returns a 16-bit dtype that a unit computes in or a forward casts to, in this pass or in
     /// those of evaluations, or f32 if there is none.
     fn narrowest_dtype(&self, reached: &Reached, joined: &[Arc<PassGraph>]) -> DType {
-        let mut dtypes = self.units.states.iter().map(|unit| unit.dtype());
+        let mut dtypes = self.units.all.iter().map(|unit| unit.dtype());
         let of_units = dtypes.find(|dtype| is_in_16_bits(*dtype));
         let mut graphs = iter::once(&self.graph).chain(joined);
         let of_runs = || graphs.find_map(|graph| graph.first_runs.rounds_to());
@@ -448,7 +450,7 @@ impl<'step> Pass<'step> {
         }
         let units = self.handle.plan().spec().units();
         match units.iter().position(|unit| unit.name == name) {
-            Some(index) => Ok(&self.units.states[index]),
+            Some(index) => Ok(&self.units.all[index]),
             None => Err(Error::Declaration(DeclarationError::unknown_unit(name, units))),
         }
     }
@@ -485,8 +487,8 @@ impl Units for Pass<'_> {
 /// Tensors of its graph may live on.
 #[derive(Debug)]
 struct LiveUnits {
-    states: Vec<Arc<LiveUnit>>,
-    progress: Arc<PassProgress>,
+    all: Vec<Arc<LiveUnit>>,
+    state: Arc<PassState>,
     has_ended: AtomicBool,
 }
 
@@ -496,8 +498,8 @@ impl LiveUnits {
         if self.has_ended.swap(true, Ordering::Relaxed) {
             return;
         }
-        self.progress.end_forward();
-        for unit in &self.states {
+        self.state.end_forward();
+        for unit in &self.all {
             if let Err(error) = unit.end() {
                 hsdp_warnings::error!(%error, "a unit could not be freed");
             }

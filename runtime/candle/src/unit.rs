@@ -37,7 +37,7 @@ pub(crate) struct LiveUnit {
     dtype: DType,
     /// Device on which candle computes.
     device: Device,
-    progress: Arc<PassProgress>,
+    state: Arc<PassState>,
     ledger: Mutex<UnitLedger>,
 }
 
@@ -55,7 +55,7 @@ pub(crate) enum PassKind {
 
 /// State of a pass that its units share.
 #[derive(Debug)]
-pub(crate) struct PassProgress {
+pub(crate) struct PassState {
     kind: PassKind,
     /// Whether the backward has begun, or the pass is over. Gradients that arrive after the
     /// microbatch are stale, which the runtime reports.
@@ -66,7 +66,7 @@ pub(crate) struct PassProgress {
     counted: OnceLock<UnitId>,
 }
 
-impl PassProgress {
+impl PassState {
     pub(crate) fn new(kind: PassKind) -> Self {
         Self {
             kind,
@@ -142,7 +142,7 @@ impl LiveUnit {
         handle: PassHandle,
         dtype: DType,
         device: Device,
-        progress: Arc<PassProgress>,
+        state: Arc<PassState>,
     ) -> Self {
         let parameters = vec![UnitParameter::default(); handle.plan().spec()[id].params.len()];
         let ledger = UnitLedger {
@@ -152,7 +152,7 @@ impl LiveUnit {
             statistics: Vec::new(),
             holds: 0,
         };
-        Self { id, handle, dtype, device, progress, ledger: Mutex::new(ledger) }
+        Self { id, handle, dtype, device, state, ledger: Mutex::new(ledger) }
     }
 
     /// Returns the unit's index in the model.
@@ -190,7 +190,7 @@ impl LiveUnit {
 
     /// Returns the part of the pass in a backward.
     pub(crate) fn kind(&self) -> PassKind {
-        self.progress.kind
+        self.state.kind
     }
 
     /// Returns the shape of a parameter.
@@ -216,6 +216,10 @@ impl LiveUnit {
         self.check_backward()?;
         let mut ledger = self.ledger.lock();
         match ledger.contents {
+            UnitContents::Done if self.kind() == PassKind::EvaluationWithBackward => {
+                let unit = self.name().to_owned();
+                Err(Error::LostGradients(LostGradients::BatchUsed { unit }))
+            }
             UnitContents::Full(_) | UnitContents::Done => Ok(()),
             UnitContents::Unused | UnitContents::Freed => self.unshard(&mut ledger),
         }
@@ -288,7 +292,7 @@ impl LiveUnit {
     /// Sums statistics of a layer over all ranks in the forward.
     pub(crate) fn sum_forward(&self, index: usize, own: Vec<f64>) -> Result<Vec<f64>, Error> {
         if own.first().is_some_and(|count| *count > 0.0) {
-            self.progress.counted.get_or_init(|| self.id);
+            self.state.counted.get_or_init(|| self.id);
         }
         Ok(self.handle.statistics(self.id, index, Phase::Forward, own)?)
     }
@@ -297,7 +301,7 @@ impl LiveUnit {
     /// the gradients of parameters before they are added.
     pub(crate) fn sum_backward(&self, index: usize, mut own: Vec<f64>) -> Result<Vec<f64>, Error> {
         self.check_backward()?;
-        let factor = f64::from(self.progress.factor());
+        let factor = f64::from(self.state.factor());
         own.iter_mut().for_each(|it| *it *= factor);
         let mut sums = self.handle.statistics(self.id, index, Phase::Backward, own)?;
         sums.iter_mut().for_each(|it| *it /= factor);
@@ -350,7 +354,7 @@ impl LiveUnit {
     /// this is an evaluation with a backward, that of any other one.
     fn check_backward(&self) -> Result<(), Error> {
         let unit = || self.name().to_owned();
-        let error = match (self.kind(), self.progress.is_in_forward()) {
+        let error = match (self.kind(), self.state.is_in_forward()) {
             (PassKind::Training, false) => return Ok(()),
             _ if !BackwardHere::runs_here() => {
                 Error::LostGradients(LostGradients::TensorBackward { unit: unit() })
@@ -413,7 +417,7 @@ impl LiveUnit {
         if gradients.iter().all(Option::is_none) {
             return Ok(());
         }
-        let factor = self.progress.factor();
+        let factor = self.state.factor();
         let lent =
             |gradient: Option<Tensor>| gradient.map(|it| gradient::lent(&it, factor)).transpose();
         let gradients = gradients.into_iter().map(lent).collect::<candle_core::Result<_>>()?;

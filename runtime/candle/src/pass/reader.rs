@@ -43,7 +43,7 @@ impl PassReader<'_, '_> {
                 None => DeclarationError::UnknownParameter { unit, name },
             }));
         };
-        let unit = &self.pass.units.states[id.unit.index()];
+        let unit = &self.pass.units.all[id.unit.index()];
         self.usage.reads(unit);
         unit.gather()?;
         Ok((unit, id))
@@ -76,7 +76,7 @@ impl PassReader<'_, '_> {
     /// Returns the unit that declares statistics under this name, and their index in the unit.
     pub(super) fn statistics_of(&self, name: &str) -> Option<(&Arc<LiveUnit>, usize)> {
         let (unit, index) = statistics::declared(self.spec(), name)?;
-        Some((&self.pass.units.states[unit.index()], index))
+        Some((&self.pass.units.all[unit.index()], index))
     }
 
     /// Returns the tensor of a parameter. The whole pass uses the same one.

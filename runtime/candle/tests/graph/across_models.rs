@@ -497,6 +497,34 @@ fn a_batch_that_is_finished_before_the_backward_says_so() {
     }
 }
 
+/// The gradient of an input comes through one use of the critic in two backwards.
+#[test]
+fn a_batch_whose_use_serves_a_second_backward_says_so() {
+    for recomputed in [false, true] {
+        let mesh = Mesh::new(1, 1).expect("one rank");
+        let mut model = sharded(World::single(), layers(1, 4), mesh);
+        let mut critic = sharded(World::single(), ModelSpec::new().unit(layer_unit(1, 4)), mesh);
+        let mut step = model.begin_step(StepOptions::microbatches(2)).expect("a step");
+        let mut evaluation = critic.evaluation_with_backward().expect("an evaluation");
+        let of_critic = Pass::new(evaluation.batch().expect("a batch")).expect("a pass");
+        let x = Var::from_tensor(&input(0, 3, 4)).expect("a variable");
+        let y = Runner { units: &of_critic, recomputed }.layer(1, &x).expect("a forward");
+        let mut backward = || {
+            let pass = Pass::new(step.microbatch().expect("a microbatch")).expect("a pass");
+            let _gradient = pass.gradient_of(&x);
+            let own = loss_of_layers(&pass, 1, &input(1, 3, 4)).expect("a forward");
+            let loss = y.sqr().and_then(|it| it.mean_all()? + own).expect("a scalar");
+            pass.backward(&loss, 1)
+        };
+        backward().expect("the first backward");
+        let error = backward().expect_err("the unit is freed");
+        assert!(
+            matches!(&error, Error::LostGradients(LostGradients::BatchUsed { unit }) if unit == "layer.1"),
+            "{recomputed}: {error:?}"
+        );
+    }
+}
+
 #[test]
 fn an_evaluation_without_a_backward_names_the_one_with_it() {
     for recomputed in [false, true] {
