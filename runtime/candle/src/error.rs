@@ -90,7 +90,10 @@ pub enum DeclarationError {
         name: String,
     },
     /// The model has no buffer of this name.
-    #[error("unit {unit} uses buffer {name}, which the model does not have")]
+    #[error(
+        "unit {unit} uses buffer {name}, which the model does not have: declare it with \
+         `Unit::batch_norm`, or with `Param::buffer` or `Param::averaged_buffer`, not as a parameter"
+    )]
     UnknownBuffer {
         /// The unit whose forward read or wrote the buffer.
         unit: String,
@@ -335,8 +338,8 @@ pub enum LostGradients {
     #[error(
         "values of this rank count in the statistics of unit {unit}, and so in the losses of other \
          ranks, but the loss of this rank does not depend on that layer: gradients through these \
-         statistics would be lost; detach the input of the layer, or add its output to the loss, \
-         times 0 if it does not count"
+         statistics would be lost; detach the tensor that enters the layer, or add the output y of \
+         the layer to the loss, as `(y.zeros_like()? * &y)?.sum_all()?` if it does not count"
     )]
     Unreached {
         /// The unit.

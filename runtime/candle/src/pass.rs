@@ -218,9 +218,12 @@ impl<'step> Pass<'step> {
     }
 
     /// Records the output of a unit, and the inputs with variables before them that are no parents
-    /// of it.
+    /// of it. Of tensors without elements, candle keeps only some parents in its graph.
     fn note_output(&self, own: &LiveUnit, inputs: &[Tensor], parents: &[bool], output: &Tensor) {
         self.graph.note_output(output.id());
+        if output.elem_count() == 0 {
+            return;
+        }
         for (index, (input, is_parent)) in inputs.iter().zip(parents).enumerate() {
             if !is_parent && is_differentiated(input) && zeros::has_variables_before(input) {
                 let unit = own.name().to_owned();

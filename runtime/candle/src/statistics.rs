@@ -111,18 +111,21 @@ impl BatchStatistics {
 
     /// Announces that the graph has a backward which calls [`backward`](Self::backward). The
     /// gradients of the unit are complete after that call. `batch` is the tensor that the sums are
-    /// computed from. If candle tracks it, the loss of this rank must depend on the layer, or the
-    /// backward of the pass fails with
+    /// computed from. If candle tracks it and it has elements, the loss of this rank must depend on
+    /// the layer, or the backward of the pass fails with
     /// [`LostGradients::Unreached`](crate::LostGradients::Unreached).
     pub fn await_backward(&self, batch: &Tensor) {
+        // The sum of two tensors without elements is the first of them in candle, so the graph may
+        // lack the other one. No gradient is lost by that.
+        let reaches_batch = batch.track_op() && batch.elem_count() > 0;
         match &self.0 {
             StatisticsSource::Once { unit, index } => {
-                unit.awaits_statistics(*index, batch.track_op());
+                unit.awaits_statistics(*index, reaches_batch);
             }
             StatisticsSource::First { unit, index, record } => {
                 let record = record.lock();
                 if let Some(sums) = record.iter().find(|sums| sums.is(unit.id(), *index)) {
-                    sums.reaches_batch.store(batch.track_op(), Ordering::Relaxed);
+                    sums.reaches_batch.store(reaches_batch, Ordering::Relaxed);
                 }
             }
             StatisticsSource::Whole | StatisticsSource::Second(_) => {}

@@ -88,6 +88,11 @@ impl Agreement {
         BufferAgreement::of(spec, &heard)
     }
 
+    /// Returns whether a rank has written a buffer, by its place among all buffers of the model.
+    pub(crate) fn has_written(&self, buffer: usize) -> bool {
+        self.said.iter().any(|said| said.buffers.writes[buffer] > 0)
+    }
+
     /// Returns the sum of the words of all ranks about their operations.
     pub(crate) fn operations(&self) -> u128 {
         sum_of_words(self.said.iter().map(|said| said.operations))

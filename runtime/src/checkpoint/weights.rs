@@ -16,7 +16,7 @@ use crate::persist::problem::Problem;
 use crate::state::control;
 
 impl Checkpoints {
-    /// Loads the parameters of the newest intact checkpoint into the model, as
+    /// Loads the parameters and buffers of the newest intact checkpoint into the model, as
     /// [`load_latest`](Self::load_latest) does, and nothing else: the model keeps its number of
     /// steps and its loss scale, and optimizers keep their state. Make optimizers and averages
     /// after this call. The checkpoint may be of any optimizer, or of none. With

@@ -1,6 +1,6 @@
 //! The end of a step on which all ranks have agreed: its gradients, or the error that follows.
 
-use hsdp_sharding::{ParamId, Role, Unit, UnitId};
+use hsdp_sharding::{BufferRule, Param, ParamId, Role, Unit, UnitId};
 
 use crate::agree::agreement::Agreement;
 use crate::error::gradients::{NonFiniteGradient, Origin};
@@ -174,14 +174,14 @@ fn check_each_rank(context: &Context, step: u64, agreement: &Agreement) -> Resul
 /// [`GradientError::WithoutGradient`](crate::GradientError::WithoutGradient).
 fn check_first(context: &Context, step: u64, agreement: &Agreement) -> Result<(), Error> {
     let policy = context.options.unused;
-    let is_over = policy == Unused::ErrorOnAnyRank || context.unused.is_checked();
-    if is_over || !agreement.had_data(context.options.objective) {
+    if context.unused.is_checked() || !agreement.had_data(context.options.objective) {
         return Ok(());
     }
     let anywhere = agreement.present_anywhere();
     let unused = trainable(context).filter(|number| !anywhere.contains(*number));
     let parameters: Vec<String> = unused.map(|number| context.name_of(number)).collect();
-    if !parameters.is_empty() && policy != Unused::Zeros {
+    let is_told = matches!(policy, Unused::ErrorInFirstStep | Unused::Warn);
+    if !parameters.is_empty() && is_told {
         let trainable = trainable(context).count();
         let causes = context.unused.causes();
         if policy == Unused::ErrorInFirstStep && !context.unused.is_trained() {
@@ -199,8 +199,30 @@ fn check_first(context: &Context, step: u64, agreement: &Agreement) -> Result<()
             hsdp_warnings::warn!(step, "{count}, and are not updated{causes}: {names}");
         }
     }
+    if context.rank().index() == 0 {
+        warn_of_unwritten(context, step, agreement);
+    }
     context.unused.set_checked();
     Ok(())
+}
+
+/// Warns of averaged buffers that no rank has written: only a forward gives them values. Buffers
+/// that ranks write equally may be constants.
+fn warn_of_unwritten(context: &Context, step: u64, agreement: &Agreement) {
+    let buffers = context.plan.spec().buffers().enumerate();
+    let is_unwritten = |at: usize, buffer: &Param| {
+        buffer.buffer == Some(BufferRule::Averaged) && !agreement.has_written(at)
+    };
+    let names = buffers.filter_map(|(at, (_, it))| is_unwritten(at, it).then_some(&*it.name));
+    let names = names.collect::<Vec<_>>().join(", ");
+    if !names.is_empty() {
+        hsdp_warnings::warn!(
+            step,
+            "no rank has written these averaged buffers, and they keep their values: {names}; a \
+             forward writes a buffer by `write_buffer`, and a layer of another library changes only \
+             a copy"
+        );
+    }
 }
 
 /// Returns the numbers of the trainable parameters.

@@ -176,9 +176,10 @@ pub(super) fn error(
             format!("statistics {index} of unit {} come before the unit is unsharded", name(unit))
         }
         Refused::StatisticsPassed { unit, index, microbatch } => format!(
-            "statistics {index} of unit {} come twice in microbatch {microbatch}, or after those of \
-             a unit that follows: zeros were summed in their place. All ranks run the layers of a \
-             unit once, and the units in one order",
+            "the statistics of {} in unit {} come twice in microbatch {microbatch}, or after others \
+             that are declared later: zeros were summed in their place. All ranks run each layer \
+             once, in the order in which units and their statistics are declared",
+            context.plan.spec()[unit].statistics[index].name,
             name(unit)
         ),
         refused => refused.to_string(),

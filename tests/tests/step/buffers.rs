@@ -10,6 +10,7 @@ use hsdp_comm::{Channel, Op};
 use hsdp_sharding::{BufferId, ModelSpec, Unit};
 use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs::{self, Batch};
+use hsdp_tests::support::warnings::Said;
 use hsdp_tests::support::worlds::{common, common_error, mesh, on_ranks, outcomes};
 
 /// Three units with a buffer that ranks write equally, and one that is averaged.
@@ -83,6 +84,32 @@ fn writes_count_at_the_end_of_a_step() {
         let own = (ranks - 1) as f32;
         assert_eq!(found, [are(0.0, 0.0), are(1.0, own), are(2.0, 2.0 * own)], "{sizes:?}");
     }
+}
+
+/// Only the first step that counts is looked at, and only by rank 0.
+#[test]
+fn an_averaged_buffer_that_no_rank_writes_is_named_once() {
+    let warnings = on_ranks(2, |world| {
+        let rank = world.rank().index();
+        let said = Said::default();
+        tracing::subscriber::with_default(said.clone(), || {
+            let mut model = model(world, &ModelOptions::on(mesh(1, 2)))?;
+            let mut sgd = hsdp::Sgd::new(&model, hsdp::SgdOptions::default());
+            for number in 0..2 {
+                let mut step = model.begin_step(StepOptions::microbatches(1))?;
+                springs::microbatch(&mut step, Batch::of(rank, number, 0))?;
+                let gradients = step.finish()?;
+                sgd.step(&mut model, gradients)?;
+            }
+            Ok::<_, Error>(())
+        })?;
+        Ok(said.warnings().into_iter().map(|(text, _)| text).collect::<Vec<_>>())
+    });
+    let [told, silent] = &warnings[..] else { panic!("two ranks") };
+    assert!(silent.is_empty(), "{silent:?}");
+    let [told] = &told[..] else { panic!("one warning is expected: {told:?}") };
+    let expected = "no rank has written these averaged buffers, and they keep their values: own;";
+    assert!(told.contains(expected), "{told}");
 }
 
 /// No message more than without buffers: their words go with the statement.

@@ -282,7 +282,9 @@ fn names_and_shapes_that_are_not_declared_are_refused() {
             );
             assert_eq!(
                 error.to_string(),
-                "unit seen uses buffer seen.weight, which the model does not have"
+                "unit seen uses buffer seen.weight, which the model does not have: declare it with \
+                 `Unit::batch_norm`, or with `Param::buffer` or `Param::averaged_buffer`, not as a \
+                 parameter"
             );
         }
         let error = refused(

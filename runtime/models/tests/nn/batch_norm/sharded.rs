@@ -149,7 +149,10 @@ impl Case {
                 let batch = self.batch(number, microbatch, self.part(microbatch, rank))?;
                 let pass = Pass::new(step.microbatch()?)?;
                 let losses = (self.net.losses)(&pass, &batch, self.run)?;
-                pass.backward(&losses.mean_all()?, batch.ranks.len() as u64)?;
+                match batch.ranks.len() as u64 {
+                    0 => pass.backward_sum(&losses.sum_all()?, 0)?,
+                    items => pass.backward(&losses.mean_all()?, items)?,
+                };
             }
             let gradients = step.finish()?;
             losses.push(gradients.loss());
@@ -395,6 +398,22 @@ const FROZEN: Net = Net {
     ..DENSE
 };
 
+/// A net with two norms beside each other in a unit, as in a block whose skip has a projection.
+const BRANCHES: Net = Net {
+    losses: |units, batch, run| {
+        let x = unit(units, ("first", run), &batch.x, |p, x| {
+            norm(p, "norm0", &linear(p, "first", x)?)?.tanh()
+        })?;
+        let x = unit(units, ("second", run), &x, |p, x| {
+            let y = norm(p, "norm1", &linear(p, "second.a", x)?)?;
+            y.add(&norm(p, "norm2", &linear(p, "second.b", x)?)?)?.tanh()
+        })?;
+        let y = unit(units, ("head", run), &x, |p, x| linear(p, "head", x))?;
+        squares(&y, batch)
+    },
+    ..DENSE
+};
+
 #[test]
 fn a_residual_net_trains_as_it_does_on_one_rank() {
     for mesh in MESHES {
@@ -442,6 +461,19 @@ fn a_rank_may_be_without_data() {
         check([2, 2], &[&[4, 0, 3, 2]]);
         check([1, 2], &[&[0, 5]]);
         check([4, 1], &[&[3, 3, 0, 0]]);
+    }
+}
+
+/// candle leaves one of two branches out of the graph, if they have no elements.
+#[test]
+fn a_rank_may_have_a_microbatch_without_items() {
+    const ITEMS: [&[&[usize]]; 2] = [&[&[0, 3], &[4, 2]], &[&[3, 2], &[4, 0]]];
+    for run in [Run::Once, Run::Recomputed] {
+        for net in [DENSE, COMPOSED, RESIDUAL, BRANCHES] {
+            for items in ITEMS {
+                Case { items, ..Case::of(net, [1, 2], run) }.check("no items");
+            }
+        }
     }
 }
 
