@@ -5,7 +5,6 @@ pub mod dist;
 mod operation;
 mod share;
 mod state;
-mod tagged;
 mod tape;
 #[cfg(test)]
 mod tests;

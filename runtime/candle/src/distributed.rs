@@ -51,8 +51,8 @@
 //! adds a level to candle's recursion: a tape is for one forward and backward, with thousands of
 //! collectives, not with millions.
 //!
-//! In reading order: `carrier` (collectives as ops of candle), `functions` (functions of values,
-//! and collectives along any dim), and here the gradients.
+//! In reading order: `carrier` (collectives as ops of candle), `functions` (functions of values),
+//! and here the gradients.
 
 mod carrier;
 mod functions;
@@ -65,9 +65,6 @@ use crate::error::Error;
 
 /// A candle tensor in state `R` over the replicate axis and `S` over the shard axis.
 pub type Dist<R, S> = hsdp::dist::Dist<Candle, R, S>;
-
-/// A candle tensor whose states are known only at run time.
-pub type Tagged = hsdp::dist::Tagged<Candle>;
 
 /// Groups along which candle tensors communicate, and the collectives applied to them, in order.
 pub type Tape = hsdp::dist::Tape<Candle>;

@@ -38,21 +38,19 @@
 //! The states are those of the types of JAX's `shard_map` with `check_vma`, and of PyTorch's
 //! `spmd_types`, which names them R, I, V and P.
 //!
-//!
 //! In reading order: `operation` (the collectives), `state` (the states, and the operations that
-//! they allow), `tape` (the interface to an autograd, and the order of backwards), `tagged` (values
-//! whose states are known at run time), and here those whose states are types.
+//! they allow), `tape` (the interface to an autograd, and the order of backwards), and here the
+//! values.
 
 use std::fmt;
 use std::marker::PhantomData;
 
 use super::operation::{Collective, Copies};
 pub use super::state::{
-    Adds, Avg, Axes, AxisState, Copied, CountedOnce, DistState, Free, Invariant, Joins, Loss, Max,
-    MeshAxis, Min, Multiplies, OnBoth, OnReplicate, OnShard, Own, Partial, PreMultiplied, Product,
-    Reduces, Replicate, Sliced, Sum, Varying,
+    Adds, Avg, Axes, Copied, CountedOnce, DistState, Free, Invariant, Joins, Loss, Max, MeshAxis,
+    Min, Multiplies, OnBoth, OnReplicate, OnShard, Own, Partial, PreMultiplied, Product, Reduces,
+    Replicate, Sliced, Sum, Varying,
 };
-pub use super::tagged::Tagged;
 pub use super::tape::{Applied, Carrier, CarrierCall, Recording, Tape, TapeGradients};
 use crate::error::Error;
 
@@ -75,9 +73,10 @@ pub trait Along<A: MeshAxis> {
     /// The value in state `Q` along `A`.
     type With<Q: DistState>;
 
-    /// Makes the value in state `Q` along `A`. The caller has checked that this is its state.
+    /// Makes a value of `tensor` on the tape of this value, in state `Q` along `A`, and in this
+    /// value's state along the other axis. Does not check the states, as [`Tape::assume`] does not.
     #[doc(hidden)]
-    fn made<Q: DistState>(tagged: Tagged<Self::Carrier>) -> Self::With<Q>;
+    fn with<Q: DistState>(&self, tensor: <Self::Carrier as Carrier>::Tensor) -> Self::With<Q>;
 }
 
 /// A value in state `R` over the replicate axis and `S` over the shard axis. See the
@@ -86,39 +85,28 @@ pub trait Along<A: MeshAxis> {
 /// [`Tape::assume`] makes one of a tensor, and [`into_tensor`](Self::into_tensor) gives the tensor
 /// back.
 pub struct Dist<C: Carrier, R, S> {
-    tagged: Tagged<C>,
+    tape: Tape<C>,
+    tensor: C::Tensor,
     states: PhantomData<(R, S)>,
 }
 
 impl<C: Carrier, R: DistState, S: DistState> Dist<C, R, S> {
-    /// Makes a value of one whose states the caller has checked.
-    pub(super) fn new(tagged: Tagged<C>) -> Self {
-        debug_assert_eq!(tagged.states(), [R::STATE, S::STATE], "the rules agree");
-        Self { tagged, states: PhantomData }
-    }
-
     /// Returns this rank's tensor.
     #[must_use]
     pub fn tensor(&self) -> &C::Tensor {
-        self.tagged.tensor()
+        &self.tensor
     }
 
     /// Returns this rank's tensor. Its further use is not checked.
     #[must_use]
     pub fn into_tensor(self) -> C::Tensor {
-        self.tagged.into_tensor()
+        self.tensor
     }
 
     /// Returns the tape.
     #[must_use]
     pub fn tape(&self) -> &Tape<C> {
-        self.tagged.tape()
-    }
-
-    /// Returns the same value with its states known at run time.
-    #[must_use]
-    pub fn as_tagged(&self) -> &Tagged<C> {
-        &self.tagged
+        &self.tape
     }
 }
 
@@ -128,8 +116,8 @@ impl<C: Carrier, R: DistState, S: DistState> Along<OnReplicate> for Dist<C, R, S
     type Beside = S;
     type With<Q: DistState> = Dist<C, Q, S>;
 
-    fn made<Q: DistState>(tagged: Tagged<C>) -> Dist<C, Q, S> {
-        Dist::new(tagged)
+    fn with<Q: DistState>(&self, tensor: C::Tensor) -> Dist<C, Q, S> {
+        self.tape.assume(tensor)
     }
 }
 
@@ -139,8 +127,8 @@ impl<C: Carrier, R: DistState, S: DistState> Along<OnShard> for Dist<C, R, S> {
     type Beside = R;
     type With<Q: DistState> = Dist<C, R, Q>;
 
-    fn made<Q: DistState>(tagged: Tagged<C>) -> Dist<C, R, Q> {
-        Dist::new(tagged)
+    fn with<Q: DistState>(&self, tensor: C::Tensor) -> Dist<C, R, Q> {
+        self.tape.assume(tensor)
     }
 }
 
@@ -150,8 +138,8 @@ impl<C: Carrier, Q: DistState> Along<OnBoth> for Dist<C, Q, Q> {
     type Beside = Q;
     type With<P: DistState> = Dist<C, P, P>;
 
-    fn made<P: DistState>(tagged: Tagged<C>) -> Dist<C, P, P> {
-        Dist::new(tagged)
+    fn with<P: DistState>(&self, tensor: C::Tensor) -> Dist<C, P, P> {
+        self.tape.assume(tensor)
     }
 }
 
@@ -365,7 +353,7 @@ impl<C: Carrier, R: DistState, S: DistState> Dist<C, R, S> {
     where
         Self: Along<A, Carrier = C, State: Own>,
     {
-        self.tagged.apply(A::AXES, &Collective::Send { to }).map(drop)
+        self.tape.apply(A::AXES, &Collective::Send { to }, &self.tensor).map(drop)
     }
 
     /// Receives the elements that rank `from` sends with [`send`](Self::send), of this value's
@@ -416,7 +404,8 @@ impl<C: Carrier, R: DistState, S: DistState> Dist<C, R, S> {
     where
         Self: Along<A, Carrier = C>,
     {
-        Ok(self.tagged.apply(A::AXES, collective)?.map(<Self as Along<A>>::made))
+        let output = self.tape.apply(A::AXES, collective, &self.tensor)?;
+        Ok(output.map(|tensor| Along::<A>::with(self, tensor)))
     }
 }
 
@@ -503,7 +492,8 @@ impl<C: Carrier, R: DistState, S: DistState> Dist<C, R, S> {
     where
         Self: Along<A, Carrier = C>,
     {
-        self.tagged.reinterpret(A::AXES, Q::STATE).map(<Self as Along<A>>::made)
+        // Another tensor: the same one would have one gradient in two states.
+        Ok(Along::<A>::with(self, C::alias(&self.tensor)?))
     }
 }
 
@@ -527,7 +517,7 @@ impl<C: Carrier, R: DistState, S: DistState> Dist<C, R, S> {
         R: Free,
         S: Free,
     {
-        self.tagged.map(function).map(Self::new)
+        self.map_linear(function)
     }
 
     /// Applies a linear function to the tensor: the sum of its outputs is its output for the sum.
@@ -539,7 +529,7 @@ impl<C: Carrier, R: DistState, S: DistState> Dist<C, R, S> {
         &self,
         function: impl FnOnce(&C::Tensor) -> Result<C::Tensor, C::Error>,
     ) -> Result<Self, C::Error> {
-        self.tagged.map_linear(function).map(Self::new)
+        Ok(self.tape.assume(function(&self.tensor)?))
     }
 
     /// Applies any function to two tensors.
@@ -555,7 +545,7 @@ impl<C: Carrier, R: DistState, S: DistState> Dist<C, R, S> {
         R2: Joins<R>,
         S2: Joins<S>,
     {
-        self.tagged.zip(&other.tagged, function).map(Dist::new)
+        Ok(self.tape.assume(self.both("zip", other, function)?))
     }
 
     /// Applies a function that is linear in two tensors together, such as their sum. The caller
@@ -572,7 +562,7 @@ impl<C: Carrier, R: DistState, S: DistState> Dist<C, R, S> {
         R2: Adds<R>,
         S2: Adds<S>,
     {
-        self.tagged.zip_sum(&other.tagged, function).map(Dist::new)
+        Ok(self.tape.assume(self.both("zip_sum", other, function)?))
     }
 
     /// Applies a function that is linear in each of two tensors, such as their product. The caller
@@ -589,7 +579,24 @@ impl<C: Carrier, R: DistState, S: DistState> Dist<C, R, S> {
         R2: Multiplies<R>,
         S2: Multiplies<S>,
     {
-        self.tagged.zip_product(&other.tagged, function).map(Dist::new)
+        Ok(self.tape.assume(self.both("zip_product", other, function)?))
+    }
+
+    /// Applies a function to the tensors of two values. Refuses values of two tapes.
+    fn both<R2: DistState, S2: DistState>(
+        &self,
+        operation: &'static str,
+        other: &Dist<C, R2, S2>,
+        function: impl FnOnce(&C::Tensor, &C::Tensor) -> Result<C::Tensor, C::Error>,
+    ) -> Result<C::Tensor, C::Error> {
+        if !self.tape.is(&other.tape) {
+            let rank = self.tape.group(Axes::Both).rank();
+            let what = "these are values of two tapes: make both values on one tape; take a \
+                        gradient off its tape by into_tensor"
+                .to_owned();
+            return Err(Error::Collective { operation, rank, what }.into());
+        }
+        function(&self.tensor, &other.tensor)
     }
 }
 
@@ -609,7 +616,7 @@ impl<C: Carrier, R: DistState, S: DistState> Dist<C, R, S> {
         R: Loss,
         S: Loss,
     {
-        self.tagged.backward()
+        self.tape.backward(&self.tensor)
     }
 }
 
@@ -620,7 +627,7 @@ impl<C: Carrier> Tape<C> {
     /// The states are not checked: ranks whose Replicate values differ compute different results.
     #[must_use]
     pub fn assume<R: DistState, S: DistState>(&self, tensor: C::Tensor) -> Dist<C, R, S> {
-        Dist::new(self.tag(tensor, [R::STATE, S::STATE]))
+        Dist { tape: self.clone(), tensor, states: PhantomData }
     }
 }
 
@@ -635,28 +642,18 @@ impl<C: Carrier> TapeGradients<C> {
         &self,
         value: &Dist<C, R, S>,
     ) -> Option<Dist<C, R::Cotangent, S::Cotangent>> {
-        self.of_tagged(value.as_tagged()).map(Dist::new)
-    }
-}
-
-/// Checks at run time that the states are those of the type: [`Error::Collective`] if not.
-impl<C: Carrier, R: DistState, S: DistState> TryFrom<Tagged<C>> for Dist<C, R, S> {
-    type Error = Error;
-
-    fn try_from(tagged: Tagged<C>) -> Result<Self, Error> {
-        tagged.expect([R::STATE, S::STATE])?;
-        Ok(Self::new(tagged))
+        C::gradient(&self.gradients, &value.tensor).map(|gradient| self.tape().assume(gradient))
     }
 }
 
 impl<C: Carrier, R, S> Clone for Dist<C, R, S> {
     fn clone(&self) -> Self {
-        Self { tagged: self.tagged.clone(), states: PhantomData }
+        Self { tape: self.tape.clone(), tensor: self.tensor.clone(), states: PhantomData }
     }
 }
 
 impl<C: Carrier, R: DistState, S: DistState> fmt::Debug for Dist<C, R, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Dist<{}, {}>({:?})", R::STATE, S::STATE, self.tensor())
+        write!(f, "Dist<{}, {}>({:?})", R::NAME, S::NAME, self.tensor)
     }
 }

@@ -1,14 +1,13 @@
-//! The states of a value along an axis of the mesh, and the operations that each state allows: as
-//! types, for the compiler and with its messages, and as values, for states that are known only at
-//! run time.
+//! The states of a value along an axis of the mesh, and the operations that each state allows.
+//! States are types and operations have bounds, so the compiler refuses those that are not allowed.
 //!
 //! Rules for two states are symmetric. The bound is on the second value's state, with the first
 //! one's as its parameter. In the other direction the compiler would assume, for a type that is
 //! still to be inferred, the only one that fits, and report only that it found another.
 
-use std::fmt::{self, Debug};
+use std::fmt::Debug;
 
-use super::operation::{Collective, Copies, Reducer};
+use super::operation::{Copies, Reducer};
 
 /// An axis that a method goes along: [`OnReplicate`], [`OnShard`], or [`OnBoth`] for the whole
 /// mesh.
@@ -26,27 +25,6 @@ pub enum Axes {
     Shard,
     /// The whole mesh, in rank order.
     Both,
-}
-
-impl Axes {
-    /// Returns the indices of these axes in a pair of states.
-    pub(super) const fn places(self) -> &'static [usize] {
-        match self {
-            Self::Replicate => &[0],
-            Self::Shard => &[1],
-            Self::Both => &[0, 1],
-        }
-    }
-}
-
-impl fmt::Display for Axes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Replicate => "the replicate axis",
-            Self::Shard => "the shard axis",
-            Self::Both => "the whole mesh",
-        })
-    }
 }
 
 /// Along the replicate axis.
@@ -73,59 +51,10 @@ impl MeshAxis for OnBoth {
     const AXES: Axes = Axes::Both;
 }
 
-/// The state of a value along an axis, as a value. As a type it is a [`DistState`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum AxisState {
-    /// All ranks hold the same, and each uses it in its own way.
-    Replicate,
-    /// All ranks hold the same and use it in the same way: it counts once.
-    Invariant,
-    /// Each rank holds a value of its own.
-    Varying,
-    /// Each rank holds a term of a sum that is still to be made.
-    Partial,
-}
-
-impl AxisState {
-    /// Every state.
-    pub const ALL: [Self; 4] = [Self::Replicate, Self::Invariant, Self::Varying, Self::Partial];
-
-    /// Returns the state of the cotangents of a value in this state.
-    #[must_use]
-    pub const fn cotangent(self) -> Self {
-        match self {
-            Self::Replicate => Self::Partial,
-            Self::Partial => Self::Replicate,
-            alike => alike,
-        }
-    }
-
-    /// Returns the state's name, with its article.
-    pub(super) const fn one(self) -> &'static str {
-        match self {
-            Self::Replicate => "a Replicate",
-            Self::Invariant => "an Invariant",
-            Self::Varying => "a Varying",
-            Self::Partial => "a Partial",
-        }
-    }
-}
-
-impl fmt::Display for AxisState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Replicate => "Replicate",
-            Self::Invariant => "Invariant",
-            Self::Varying => "Varying",
-            Self::Partial => "Partial",
-        })
-    }
-}
-
 /// A state as a type: [`Replicate`], [`Invariant`], [`Varying`] or [`Partial`]. Sealed.
 pub trait DistState: sealed::Sealed + Copy + Debug {
-    /// The state as a value.
-    const STATE: AxisState;
+    /// The state's name.
+    const NAME: &'static str;
 
     /// The state of its cotangents.
     type Cotangent: DistState;
@@ -145,7 +74,7 @@ macro_rules! states {
         impl sealed::Sealed for $state {}
 
         impl DistState for $state {
-            const STATE: AxisState = AxisState::$state;
+            const NAME: &'static str = stringify!($state);
             type Cotangent = $cotangent;
         }
     )+};
@@ -161,14 +90,6 @@ states! {
     /// Each rank holds a term of a sum that is still to be made.
     Partial: Replicate;
 }
-
-/// The advice of an error: a call that is allowed instead.
-pub(super) type Hint = &'static str;
-
-const SUM_FIRST: Hint = "sum a Partial value first, by all_reduce or reduce_scatter";
-const SHARE: Hint = "an Invariant value becomes Replicate by share; sum a Partial one first";
-const ADD: Hint = "a Replicate value is added to a Partial one as only_first, a Varying one as \
-                   to_partial; an Invariant one becomes Replicate by share";
 
 /// A state in which any function of the value is allowed: all but [`Partial`].
 #[diagnostic::on_unimplemented(
@@ -219,27 +140,16 @@ pub trait Multiplies<Rhs: DistState>: DistState {
     type Output: DistState;
 }
 
-/// Declares a rule for two states: for the compiler, and as a function of [`AxisState`]s, which
-/// gives an advice for all other pairs.
+/// Declares a rule for two states: the pairs that it allows, and the state of each result.
 macro_rules! table {
-    ($rule:ident, $function:ident, $advice:ident:
-     $($left:ident, $right:ident => $output:ident;)+) => {
+    ($rule:ident: $($left:ident, $right:ident => $output:ident;)+) => {
         $(impl $rule<$right> for $left {
             type Output = $output;
         })+
-
-        impl AxisState {
-            pub(super) fn $function(self, other: Self) -> Result<Self, Hint> {
-                match (self, other) {
-                    $((Self::$left, Self::$right) => Ok(Self::$output),)+
-                    _ => Err($advice),
-                }
-            }
-        }
     };
 }
 
-table! { Joins, joined, SHARE:
+table! { Joins:
     Replicate, Replicate => Replicate;
     Varying, Varying => Varying;
     Replicate, Varying => Varying;
@@ -247,7 +157,7 @@ table! { Joins, joined, SHARE:
     Invariant, Invariant => Invariant;
 }
 
-table! { Adds, added, ADD:
+table! { Adds:
     Replicate, Replicate => Replicate;
     Varying, Varying => Varying;
     Replicate, Varying => Varying;
@@ -256,7 +166,7 @@ table! { Adds, added, ADD:
     Partial, Partial => Partial;
 }
 
-table! { Multiplies, multiplied, SHARE:
+table! { Multiplies:
     Replicate, Replicate => Replicate;
     Varying, Varying => Varying;
     Replicate, Varying => Varying;
@@ -386,111 +296,3 @@ pub trait Loss: DistState {}
 
 impl Loss for Partial {}
 impl Loss for Invariant {}
-
-impl AxisState {
-    /// Returns the state of a function of one value.
-    pub(super) fn mapped(self) -> Result<Self, Hint> {
-        if self == Self::Partial { Err(SUM_FIRST) } else { Ok(self) }
-    }
-
-    /// Returns the state if a backward may start from it.
-    pub(super) fn as_loss(self) -> Result<Self, Hint> {
-        match self {
-            Self::Partial | Self::Invariant => Ok(self),
-            Self::Varying => Err("the sum of the ranks' losses is a Partial loss: to_partial"),
-            Self::Replicate => Err(
-                "each rank's copy would count once more, as in pytorch issue 58005: only_first \
-                 counts one copy, all_reduce_invariant makes a loss that all ranks hold and that \
-                 counts once",
-            ),
-        }
-    }
-
-    /// Returns the state of the same elements, used in another way: each rank uses its copy in its
-    /// own way, or values become terms of a sum.
-    pub(super) fn reinterpreted(self, to: Self) -> Result<Self, Hint> {
-        match (self, to) {
-            (Self::Replicate, Self::Varying) | (Self::Varying, Self::Partial) => Ok(to),
-            (Self::Replicate, Self::Partial) => Err("only_first counts one of the copies"),
-            _ => Err(
-                "only a Replicate value may be taken for a Varying one, and a Varying one for a \
-                 Partial one",
-            ),
-        }
-    }
-}
-
-impl Copies {
-    const fn state(self) -> AxisState {
-        match self {
-            Self::Replicate => AxisState::Replicate,
-            Self::Invariant => AxisState::Invariant,
-        }
-    }
-}
-
-impl Reducer {
-    /// Returns the state of the values that it reduces.
-    const fn input(self) -> AxisState {
-        match self {
-            Self::Sum | Self::Avg => AxisState::Partial,
-            _ => AxisState::Varying,
-        }
-    }
-}
-
-impl Collective {
-    /// Returns whether it is linear: its outputs for the terms of a sum are the terms of its output
-    /// for the sum.
-    pub(super) const fn is_linear(&self) -> bool {
-        use Reducer::{Max, Min, Product};
-        !matches!(
-            self,
-            Self::AllReduce { reducer: Product | Min | Max, .. }
-                | Self::ReduceScatter { reducer: Product | Min | Max }
-                | Self::Reduce { reducer: Product | Min | Max, .. }
-        )
-    }
-
-    /// Returns the state that it takes and the one that it leaves, along the axis where it goes.
-    pub(super) fn states(&self) -> [AxisState; 2] {
-        use AxisState::{Invariant, Partial, Replicate, Varying};
-        match self {
-            Self::AllReduce { reducer, output } => [reducer.input(), output.state()],
-            Self::ReduceScatter { reducer } | Self::Reduce { reducer, .. } => {
-                [reducer.input(), Varying]
-            }
-            Self::AllGather { output } | Self::Broadcast { output, .. } => {
-                [Varying, output.state()]
-            }
-            Self::Gather { .. }
-            | Self::Scatter { .. }
-            | Self::AllToAll { .. }
-            | Self::Permute { .. }
-            | Self::Send { .. }
-            | Self::Receive { .. }
-            | Self::Scan => [Varying, Varying],
-            Self::Share => [Invariant, Replicate],
-            Self::Slice { input } => [input.state(), Varying],
-            Self::Place => [Varying, Partial],
-            Self::OnlyFirst => [Replicate, Partial],
-        }
-    }
-
-    /// Returns the advice for a value in another state.
-    pub(super) fn hint(&self) -> Hint {
-        match self.states()[0] {
-            AxisState::Partial => {
-                "a Varying value becomes Partial by to_partial, and a Replicate one by only_first"
-            }
-            AxisState::Varying => {
-                "a Replicate value becomes Varying by to_varying, and an Invariant one by slice; \
-                 sum a Partial one first"
-            }
-            AxisState::Replicate => "an Invariant value becomes Replicate by share",
-            AxisState::Invariant => {
-                "an Invariant value is one that all ranks hold and that counts once"
-            }
-        }
-    }
-}

@@ -1,9 +1,10 @@
-//! The rules for the compiler and those at run time are the same, and each refusal at run time
-//! gives its reason.
+//! Values and tapes on an autograd without gradients.
 
 mod methods;
 mod rules;
-mod tagged;
+mod tapes;
+
+use std::cell::RefCell;
 
 use hsdp_comm::World;
 use hsdp_sharding::Mesh;
@@ -11,6 +12,16 @@ use hsdp_sharding::Mesh;
 use super::dist::{Applied, Carrier, CarrierCall, Recording, Tape};
 use super::operation::Collective;
 use crate::error::Error;
+
+thread_local! {
+    /// Collectives that this thread has applied to a [`Row`], since [`applied`] returned them.
+    static APPLIED: RefCell<Vec<Collective>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Takes the collectives that this thread has applied.
+fn applied() -> Vec<Collective> {
+    APPLIED.take()
+}
 
 /// Elements without an autograd: collectives move them, and the backward does nothing.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +33,7 @@ impl Carrier for Row {
     type Gradients = ();
 
     fn apply(call: &CarrierCall<'_, Self>) -> Result<Applied<Self>, Error> {
+        APPLIED.with_borrow_mut(|applied| applied.push(call.collective.clone()));
         let (output, _) = call.collective.forward(call.group, call.tag, call.input.0.clone())?;
         let output = output.map(Self);
         let link = (call.record == Recording::Gradients)
@@ -45,35 +57,4 @@ impl Carrier for Row {
 /// Makes a tape on a mesh of one rank.
 fn alone() -> Tape<Row> {
     Tape::of_mesh(&World::single(), Mesh::new(1, 1).expect("a mesh")).expect("a tape")
-}
-
-/// Returns a collective of each kind, for a group of one rank and an input of one element.
-fn collectives() -> Vec<Collective> {
-    use crate::autograd::operation::Copies::{Invariant, Replicate};
-    use crate::autograd::operation::Reducer::{Avg, Max, Min, PreMultiplied, Product, Sum};
-    let root = 0;
-    let mut all = Vec::new();
-    for reducer in [Sum, Avg, Product, Min, Max, PreMultiplied(2.0)] {
-        all.extend([Replicate, Invariant].map(|output| Collective::AllReduce { reducer, output }));
-        all.push(Collective::ReduceScatter { reducer });
-        all.push(Collective::Reduce { root, reducer });
-    }
-    for output in [Replicate, Invariant] {
-        all.push(Collective::AllGather { output });
-        all.push(Collective::Broadcast { root, output });
-        all.push(Collective::Slice { input: output });
-    }
-    all.extend([
-        Collective::Gather { root },
-        Collective::Scatter { root },
-        Collective::AllToAll { send: vec![1], receive: vec![1] },
-        Collective::Permute { destinations: vec![Some(0)] },
-        Collective::Send { to: 0 },
-        Collective::Receive { from: 0 },
-        Collective::Scan,
-        Collective::Share,
-        Collective::Place,
-        Collective::OnlyFirst,
-    ]);
-    all
 }

@@ -396,7 +396,6 @@ table!(DIST {
     hsdp::dist::Applied<Vec<f32>>: Send Sync Unpin,
     hsdp::dist::Avg: Send Sync Unpin,
     hsdp::dist::Axes: Send Sync Unpin,
-    hsdp::dist::AxisState: Send Sync Unpin,
     hsdp::dist::CarrierCall<'static, Vec<f32>>: Send Sync Unpin,
     hsdp::dist::Dist<Carried, hsdp::dist::Replicate, hsdp::dist::Partial>: Send Sync Unpin,
     // Whether a value may go to another thread is for its tensor to say,
@@ -413,7 +412,6 @@ table!(DIST {
     hsdp::dist::Recording: Send Sync Unpin,
     hsdp::dist::Replicate: Send Sync Unpin,
     hsdp::dist::Sum: Send Sync Unpin,
-    hsdp::dist::Tagged<Carried>: Send Sync Unpin,
     hsdp::dist::Tape<Carried>: Send Sync Unpin,
     // and a tape keeps the last of what it recorded.
     hsdp::dist::Tape<Confined>: Unpin,

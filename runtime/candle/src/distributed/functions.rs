@@ -1,5 +1,4 @@
-//! Functions of values whose states are types: candle's functions of one and of two tensors, and
-//! collectives along any dim.
+//! Functions of values whose states are types: candle's functions of one and of two tensors.
 
 use candle_core::shape::{Dim, Dims, Shape};
 use candle_core::{DType, Result as CandleResult, Tensor, bail};

@@ -1,21 +1,23 @@
-//! Each rule of the compiler, against the function for the same rule at run time.
+//! The rules that the compiler applies to states: what each allows, and what it refuses.
 //!
 //! A constant of a type asks the compiler: where its bounds hold, the inherent constant is found
 //! first, and has the result; where they do not, the trait's constant is found.
 
 use std::marker::PhantomData;
 
-use super::collectives;
-use crate::autograd::operation::{Collective, Copies, Reducer};
+use crate::autograd::operation::Copies;
 use crate::autograd::state::{
-    Avg, AxisState, Copied, CountedOnce, DistState, Free, Invariant, Loss, Max, Min, Own, Partial,
-    PreMultiplied, Product, Reduces, Replicate, Sliced, Sum, Varying,
+    Adds, Avg, Copied, CountedOnce, DistState, Free, Invariant, Joins, Loss, Max, Min, Multiplies,
+    Own, Partial, PreMultiplied, Product, Reduces, Replicate, Sliced, Sum, Varying,
 };
 
-/// A reduction, and the state of a value.
-struct Two<A, B>(PhantomData<(A, B)>);
+/// The name of a state, if there is one.
+type Name = Option<&'static str>;
 
 trait Forbidden {
+    const JOINED: Name = None;
+    const ADDED: Name = None;
+    const MULTIPLIED: Name = None;
     const REDUCES: bool = false;
     const FREE: bool = false;
     const OWN: bool = false;
@@ -25,18 +27,29 @@ trait Forbidden {
     const LOSS: bool = false;
 }
 
+/// The states of two values.
+struct Two<A, B>(PhantomData<(A, B)>);
+
 impl<A, B> Forbidden for Two<A, B> {}
 
-impl<A: Reduces<B>, B: DistState> Two<A, B> {
-    const REDUCES: bool = true;
+impl<A: DistState, B: Joins<A>> Two<A, B> {
+    const JOINED: Name = Some(B::Output::NAME);
 }
 
-/// A reduction of values that are in state `B` along the other axis.
-struct Beside<A, B>(PhantomData<(A, B)>);
+impl<A: DistState, B: Adds<A>> Two<A, B> {
+    const ADDED: Name = Some(B::Output::NAME);
+}
 
-impl<A, B> Forbidden for Beside<A, B> {}
+impl<A: DistState, B: Multiplies<A>> Two<A, B> {
+    const MULTIPLIED: Name = Some(B::Output::NAME);
+}
 
-impl<A: Reduces<Q, B>, Q: DistState, B: DistState> Beside<(A, Q), B> {
+/// A reduction, and the states of a value along the axis that it reduces and along the other one.
+struct Reduced<A, Q, B>(PhantomData<(A, Q, B)>);
+
+impl<A, Q, B> Forbidden for Reduced<A, Q, B> {}
+
+impl<A: Reduces<Q, B>, Q: DistState, B: DistState> Reduced<A, Q, B> {
     const REDUCES: bool = true;
 }
 
@@ -68,145 +81,104 @@ impl<Q: Loss> One<Q> {
     const LOSS: bool = true;
 }
 
-/// The compiler's answers for one state.
-struct OfOne {
-    state: AxisState,
-    cotangent: AxisState,
-    free: bool,
-    own: bool,
-    copied: bool,
-    counted_once: bool,
-    sliced: Option<Copies>,
-    loss: bool,
-    /// The reductions that take it.
-    reduced: Vec<Reducer>,
-}
-
-macro_rules! of_one {
-    ($($state:ident)+) => {
-        vec![$(OfOne {
-            state: AxisState::$state,
-            cotangent: <<$state as DistState>::Cotangent as DistState>::STATE,
-            free: One::<$state>::FREE,
-            own: One::<$state>::OWN,
-            copied: One::<$state>::COPIED,
-            counted_once: One::<$state>::COUNTED_ONCE,
-            sliced: One::<$state>::SLICED,
-            loss: One::<$state>::LOSS,
-            reduced: [
-                (Two::<Sum, $state>::REDUCES, Reducer::Sum),
-                (Two::<Avg, $state>::REDUCES, Reducer::Avg),
-                (Two::<Product, $state>::REDUCES, Reducer::Product),
-                (Two::<Min, $state>::REDUCES, Reducer::Min),
-                (Two::<Max, $state>::REDUCES, Reducer::Max),
-                (Two::<PreMultiplied, $state>::REDUCES, Reducer::PreMultiplied(2.0)),
-            ]
-            .into_iter()
-            .filter_map(|(reduces, reducer)| reduces.then_some(reducer))
-            .collect(),
-        },)+]
+/// Returns an array of a rule's result for each pair of states: one row for each first value.
+macro_rules! pairs {
+    ($rule:ident) => {
+        pairs! { $rule: Replicate Invariant Varying Partial }
+    };
+    ($rule:ident: $($first:ident)+) => {
+        [$([
+            Two::<$first, Replicate>::$rule,
+            Two::<$first, Invariant>::$rule,
+            Two::<$first, Varying>::$rule,
+            Two::<$first, Partial>::$rule,
+        ],)+]
     };
 }
 
-fn singles() -> Vec<OfOne> {
-    of_one! { Replicate Invariant Varying Partial }
-}
+const R: Name = Some("Replicate");
+const I: Name = Some("Invariant");
+const V: Name = Some("Varying");
+const P: Name = Some("Partial");
 
 #[test]
 fn functions_of_two_values_take_them_in_either_order() {
-    let rules = [AxisState::joined, AxisState::added, AxisState::multiplied];
-    let allowed = rules.map(|rule| {
-        let pairs = AxisState::ALL.into_iter().flat_map(|one| AxisState::ALL.map(|two| (one, two)));
-        let of_both = |(one, two)| {
-            assert_eq!(rule(one, two).ok(), rule(two, one).ok(), "{one} and {two}");
-            rule(one, two).ok()
-        };
-        pairs.filter_map(of_both).count()
-    });
-    assert_eq!(allowed, [5, 6, 7]);
+    let joined =
+        [[R, None, V, None], [None, I, None, None], [V, None, V, None], [None, None, None, None]];
+    let added =
+        [[R, None, V, None], [None, I, None, None], [V, None, V, None], [None, None, None, P]];
+    let multiplied =
+        [[R, None, V, P], [None, I, None, None], [V, None, V, None], [P, None, None, None]];
+    assert_eq!(pairs! { JOINED }, joined);
+    assert_eq!(pairs! { ADDED }, added);
+    assert_eq!(pairs! { MULTIPLIED }, multiplied);
 }
 
-#[test]
-fn functions_of_one_value() {
-    assert_eq!(singles().iter().map(|one| one.state).collect::<Vec<_>>(), AxisState::ALL);
-    for one in singles() {
-        let state = one.state;
-        assert_eq!(one.free, state.mapped().is_ok(), "{state}");
-        assert_eq!(one.loss, state.as_loss().is_ok(), "{state}");
-        assert_eq!(one.cotangent, state.cotangent(), "{state}");
-        assert_eq!(one.cotangent.cotangent(), state, "cotangents of cotangents");
-    }
-    let count = |rule: fn(&OfOne) -> bool| singles().iter().filter(|one| rule(one)).count();
-    assert_eq!([count(|one| one.free), count(|one| one.loss)], [3, 2]);
-}
-
-#[test]
-fn conversions_that_move_nothing() {
-    for one in singles() {
-        let state = one.state;
-        assert_eq!(one.copied, state.reinterpreted(AxisState::Varying).is_ok(), "{state}");
-        assert_eq!(one.own, state.reinterpreted(AxisState::Partial).is_ok(), "{state}");
-        for to in [AxisState::Replicate, AxisState::Invariant] {
-            assert!(state.reinterpreted(to).is_err(), "{state} as {to}");
-        }
-    }
-}
-
-/// Whether the compiler lets a value go into a collective.
-fn takes(one: &OfOne, collective: &Collective) -> bool {
-    match collective {
-        Collective::AllReduce { reducer, .. }
-        | Collective::ReduceScatter { reducer }
-        | Collective::Reduce { reducer, .. } => one.reduced.contains(reducer),
-        Collective::Share => one.counted_once,
-        Collective::OnlyFirst => one.copied,
-        Collective::Slice { input } => one.sliced == Some(*input),
-        _ => one.own,
-    }
-}
-
-#[test]
-fn what_collectives_take() {
-    let mut taken = 0;
-    for collective in collectives() {
-        for one in singles() {
-            let [from, _] = collective.states();
-            assert_eq!(
-                takes(&one, &collective),
-                one.state == from,
-                "{collective:?}: {}",
-                one.state
-            );
-            taken += usize::from(takes(&one, &collective));
-        }
-    }
-    assert_eq!(taken, collectives().len(), "each takes values in one state");
-}
-
-macro_rules! beside {
-    ($($name:ident $(($factor:literal))?: $along:ident;)+) => {
-        [$((Reducer::$name $(($factor))?, [
-            Beside::<($name, $along), Replicate>::REDUCES,
-            Beside::<($name, $along), Invariant>::REDUCES,
-            Beside::<($name, $along), Varying>::REDUCES,
-            Beside::<($name, $along), Partial>::REDUCES,
-        ]),)+]
+/// Returns an array of a rule's answer for each state.
+macro_rules! singles {
+    ($rule:ident) => {
+        [
+            One::<Replicate>::$rule,
+            One::<Invariant>::$rule,
+            One::<Varying>::$rule,
+            One::<Partial>::$rule,
+        ]
     };
 }
 
 #[test]
-fn reductions_beside_another_axis() {
-    let reducers = beside! {
-        Sum: Partial;
-        Avg: Partial;
-        Product: Varying;
-        Min: Varying;
-        Max: Varying;
-        PreMultiplied(2.0): Varying;
+fn functions_of_one_value_and_losses() {
+    assert_eq!(singles! { FREE }, [true, true, true, false]);
+    assert_eq!(singles! { LOSS }, [false, true, false, true]);
+}
+
+#[test]
+fn cotangents() {
+    fn of<Q: DistState>(_: Q) -> [&'static str; 2] {
+        [Q::Cotangent::NAME, <Q::Cotangent as DistState>::Cotangent::NAME]
+    }
+    assert_eq!(of(Replicate), ["Partial", "Replicate"]);
+    assert_eq!(of(Invariant), ["Invariant", "Invariant"]);
+    assert_eq!(of(Varying), ["Varying", "Varying"]);
+    assert_eq!(of(Partial), ["Replicate", "Partial"]);
+}
+
+/// The bounds of methods that reduce nothing. `tests/compile_fail` tests which method has which
+/// bound.
+#[test]
+fn collectives_and_conversions() {
+    assert_eq!(singles! { OWN }, [false, false, true, false]);
+    assert_eq!(singles! { COPIED }, [true, false, false, false]);
+    assert_eq!(singles! { COUNTED_ONCE }, [false, true, false, false]);
+    let copies = [Some(Copies::Replicate), Some(Copies::Invariant), None, None];
+    assert_eq!(singles! { SLICED }, copies);
+}
+
+/// Returns an array of whether a reduction takes a value: one row for each state along the axis
+/// that it reduces, one column for each state along the other axis.
+macro_rules! reduced {
+    ($reduction:ident) => {
+        reduced! { $reduction: Replicate Invariant Varying Partial }
     };
-    for (reducer, allowed) in reducers {
-        let linear = Collective::ReduceScatter { reducer }.is_linear();
-        assert_eq!(allowed, AxisState::ALL.map(|beside| linear || beside.mapped().is_ok()));
-        assert_eq!(linear, !matches!(reducer, Reducer::Product | Reducer::Min | Reducer::Max));
+    ($reduction:ident: $($along:ident)+) => {
+        [$([
+            Reduced::<$reduction, $along, Replicate>::REDUCES,
+            Reduced::<$reduction, $along, Invariant>::REDUCES,
+            Reduced::<$reduction, $along, Varying>::REDUCES,
+            Reduced::<$reduction, $along, Partial>::REDUCES,
+        ],)+]
+    };
+}
+
+#[test]
+fn reductions() {
+    let no = [false; 4];
+    for sums in [reduced! { Sum }, reduced! { Avg }] {
+        assert_eq!(sums, [no, no, no, [true; 4]]);
+    }
+    assert_eq!(reduced! { PreMultiplied }, [no, no, [true; 4], no]);
+    // They are not linear, so they take no terms of a sum along the other axis.
+    for others in [reduced! { Product }, reduced! { Min }, reduced! { Max }] {
+        assert_eq!(others, [no, no, [true, true, true, false], no]);
     }
 }

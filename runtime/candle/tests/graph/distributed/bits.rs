@@ -5,11 +5,12 @@ use candle_core::{Device, Tensor, Var, WithDType};
 use half::{bf16, f16};
 use hsdp::World;
 use hsdp::collective::{Collective, Copies, Differentiable, Reducer};
-use hsdp::dist::AxisState;
+use hsdp::dist::{Carrier as _, Recording};
 use hsdp_candle::Error;
+use hsdp_candle::distributed::Candle;
 use hsdp_comm::{Channel, Tag};
 
-use super::member::{Member, Steps as _, ranks};
+use super::member::{Member, ranks};
 
 /// Bits of this rank's output, if it has one, and of its gradient.
 type Bits = (Option<Vec<u64>>, Vec<u64>);
@@ -41,64 +42,60 @@ fn on_buffers<T: Differentiable>(
 fn in_the_graph<T: Differentiable + WithDType>(
     world: &World,
     collective: &Collective,
-    from: AxisState,
     input: Vec<T>,
 ) -> Result<Bits, Error> {
     let member = Member::new(world, <T as WithDType>::DTYPE)?;
     let len = input.len();
     let variable = Var::from_tensor(&Tensor::from_vec(input, len, &Device::Cpu)?)?;
-    let x = member.tape.tag(variable.as_tensor().clone(), [AxisState::Invariant, from]);
-    let output = x.on_shard(collective)?;
-    let loss = match &output {
-        None => member.no_loss()?,
+    let x = variable.as_tensor();
+    let applied = member.apply(collective, x, Recording::Gradients)?;
+    let loss = match &applied.output {
+        // A loss that depends on no collective.
+        None => member.tensor(&[0.0])?.sum_all()?,
         Some(output) => {
-            let len = output.tensor().elem_count();
+            let len = output.elem_count();
             let cotangent = numbers::<T>(member.rank + 3, len);
             let cotangent = Tensor::from_vec(cotangent, len, &Device::Cpu)?;
-            output.map_linear(|output| Ok((output * &cotangent)?.sum_all()?))?
+            (output * &cotangent)?.sum_all()?
         }
     };
-    let gradients = loss.as_terms()?.map_linear(|loss| Ok(loss.sum_all()?))?.backward()?;
-    let gradient = gradients.of_tagged(&x).expect("the collective reaches its input");
-    assert_eq!(gradient.tensor().dtype(), <T as WithDType>::DTYPE);
-    let of_output = output.map(|output| output.tensor().to_vec1::<T>()).transpose()?;
-    Ok((of_output.as_deref().map(bits), bits(&gradient.tensor().to_vec1::<T>()?)))
+    let gradients = Candle::backward(&loss, applied.link.as_ref())?;
+    let gradient = Candle::gradient(&gradients, x).expect("the collective reaches its input");
+    assert_eq!(gradient.dtype(), <T as WithDType>::DTYPE);
+    let of_output = applied.output.map(|output| output.to_vec1::<T>()).transpose()?;
+    Ok((of_output.as_deref().map(bits), bits(&gradient.to_vec1::<T>()?)))
 }
 
-/// Returns each collective with the state that it takes, as rank `rank` of 3 applies it to 6
-/// elements.
-fn collectives(rank: usize) -> Vec<(AxisState, Collective)> {
-    use AxisState::{Invariant, Partial, Replicate, Varying};
+/// Returns each collective, as rank `rank` of 3 applies it to 6 elements.
+fn collectives(rank: usize) -> Vec<Collective> {
+    use Copies::{Invariant, Replicate};
     use Reducer::{Avg, Max, Min, PreMultiplied, Product, Sum};
     let mut all = Vec::new();
     for reducer in [Sum, Avg, Product, Min, Max, PreMultiplied(rank as f64 + 0.7)] {
-        let from = if matches!(reducer, Sum | Avg) { Partial } else { Varying };
-        for output in [Copies::Replicate, Copies::Invariant] {
-            all.push((from, Collective::AllReduce { reducer, output }));
-        }
-        all.push((from, Collective::ReduceScatter { reducer }));
-        all.push((from, Collective::Reduce { root: 1, reducer }));
+        all.extend([Replicate, Invariant].map(|output| Collective::AllReduce { reducer, output }));
+        all.push(Collective::ReduceScatter { reducer });
+        all.push(Collective::Reduce { root: 1, reducer });
     }
-    for (state, copies) in [(Replicate, Copies::Replicate), (Invariant, Copies::Invariant)] {
-        all.push((Varying, Collective::AllGather { output: copies }));
-        all.push((Varying, Collective::Broadcast { root: 2, output: copies }));
-        all.push((state, Collective::Slice { input: copies }));
+    for copies in [Replicate, Invariant] {
+        all.push(Collective::AllGather { output: copies });
+        all.push(Collective::Broadcast { root: 2, output: copies });
+        all.push(Collective::Slice { input: copies });
     }
     let send = [vec![1, 2, 3], vec![0, 6, 0], vec![4, 0, 2]][rank].clone();
     let receive = [vec![1, 0, 4], vec![2, 6, 0], vec![3, 0, 2]][rank].clone();
     all.extend([
-        (Varying, Collective::Gather { root: 1 }),
-        (Varying, Collective::Scatter { root: 2 }),
-        (Varying, Collective::AllToAll { send, receive }),
-        (Varying, Collective::Permute { destinations: vec![Some(2), Some(1), None] }),
-        (Varying, Collective::Scan),
-        (Invariant, Collective::Share),
-        (Varying, Collective::Place),
-        (Replicate, Collective::OnlyFirst),
+        Collective::Gather { root: 1 },
+        Collective::Scatter { root: 2 },
+        Collective::AllToAll { send, receive },
+        Collective::Permute { destinations: vec![Some(2), Some(1), None] },
+        Collective::Scan,
+        Collective::Share,
+        Collective::Place,
+        Collective::OnlyFirst,
     ]);
     match rank {
-        0 => all.push((Varying, Collective::Send { to: 2 })),
-        2 => all.push((Varying, Collective::Receive { from: 0 })),
+        0 => all.push(Collective::Send { to: 2 }),
+        2 => all.push(Collective::Receive { from: 0 }),
         _ => {}
     }
     all
@@ -108,8 +105,8 @@ fn compare<T: Differentiable + WithDType>() {
     let told = ranks(3, |world| {
         let rank = world.rank().index();
         let mut differences = Vec::new();
-        for (from, collective) in collectives(rank) {
-            let graph = in_the_graph::<T>(&world, &collective, from, numbers(rank, 6))?;
+        for collective in collectives(rank) {
+            let graph = in_the_graph::<T>(&world, &collective, numbers(rank, 6))?;
             let buffers = on_buffers::<T>(&world, &collective, numbers(rank, 6))?;
             if graph != buffers {
                 differences.push(format!("{collective:?}: {graph:?}, on buffers {buffers:?}"));

@@ -2,26 +2,23 @@
 
 use candle_core::{DType, Device, Tensor};
 use hsdp::collective::{Collective, Copies, Reducer};
-use hsdp::dist::{Axes, AxisState};
+use hsdp::dist::{OnShard, Recording};
 use hsdp_candle::Error;
 
-use super::member::{Member, ranks};
+use super::member::{Member, Own, ranks};
 
 const COPIES: Copies = Copies::Replicate;
 
-/// The output of each of 2 ranks for the input `[10 r + 1, 10 r + 2]`, in a state that the
-/// collective takes.
-fn integers(dtype: DType, from: AxisState, collective: &Collective) -> Vec<Option<Vec<i64>>> {
+/// The output of each of 2 ranks for the input `[10 r + 1, 10 r + 2]`.
+fn integers(dtype: DType, collective: &Collective) -> Vec<Option<Vec<i64>>> {
     ranks(2, |world| {
         let member = Member::new(&world, dtype)?;
-        let tape = member.tape.without_gradients();
         let start = 10 * member.rank as i64;
         let x = Tensor::new(&[start + 1, start + 2], &Device::Cpu)?.to_dtype(dtype)?;
-        let x = tape.tag(x, [AxisState::Invariant, from]);
-        let output = x.apply(Axes::Shard, collective)?;
+        let output = member.apply(collective, &x, Recording::Nothing)?.output;
         let values = output.map(|output| -> Result<_, Error> {
-            assert_eq!(output.tensor().dtype(), dtype);
-            Ok(output.tensor().to_dtype(DType::I64)?.to_vec1()?)
+            assert_eq!(output.dtype(), dtype);
+            Ok(output.to_dtype(DType::I64)?.to_vec1()?)
         });
         values.transpose()
     })
@@ -29,7 +26,6 @@ fn integers(dtype: DType, from: AxisState, collective: &Collective) -> Vec<Optio
 
 #[test]
 fn every_collective_but_a_scan() {
-    use AxisState::{Invariant, Partial, Replicate, Varying};
     let all = |values: &[i64]| [Some(values.to_vec()), Some(values.to_vec())];
     let each = |one: &[i64], other: &[i64]| [Some(one.to_vec()), Some(other.to_vec())];
     let sum = Reducer::Sum;
@@ -38,24 +34,24 @@ fn every_collective_but_a_scan() {
     let swap = Collective::Permute { destinations: vec![Some(1), Some(0)] };
     let product = Collective::AllReduce { reducer: Reducer::Product, output: COPIES };
     let cases = [
-        (Partial, Collective::AllReduce { reducer: sum, output: COPIES }, all(&[12, 14])),
-        (Varying, product, all(&[11, 24])),
-        (Varying, Collective::ReduceScatter { reducer: max }, each(&[11], &[12])),
-        (Varying, Collective::Reduce { root: 1, reducer: Reducer::Min }, [None, Some(vec![1, 2])]),
-        (Varying, Collective::AllGather { output: COPIES }, all(&[1, 2, 11, 12])),
-        (Varying, Collective::Broadcast { root: 1, output: COPIES }, all(&[11, 12])),
-        (Varying, Collective::Gather { root: 0 }, [Some(vec![1, 2, 11, 12]), None]),
-        (Varying, Collective::Scatter { root: 1 }, each(&[11], &[12])),
-        (Varying, splits, each(&[1, 11], &[2, 12])),
-        (Varying, swap, each(&[11, 12], &[1, 2])),
-        (Invariant, Collective::Share, each(&[1, 2], &[11, 12])),
-        (Replicate, Collective::Slice { input: COPIES }, each(&[1], &[12])),
-        (Varying, Collective::Place, each(&[1, 2, 0, 0], &[0, 0, 11, 12])),
-        (Replicate, Collective::OnlyFirst, each(&[1, 2], &[0, 0])),
+        (Collective::AllReduce { reducer: sum, output: COPIES }, all(&[12, 14])),
+        (product, all(&[11, 24])),
+        (Collective::ReduceScatter { reducer: max }, each(&[11], &[12])),
+        (Collective::Reduce { root: 1, reducer: Reducer::Min }, [None, Some(vec![1, 2])]),
+        (Collective::AllGather { output: COPIES }, all(&[1, 2, 11, 12])),
+        (Collective::Broadcast { root: 1, output: COPIES }, all(&[11, 12])),
+        (Collective::Gather { root: 0 }, [Some(vec![1, 2, 11, 12]), None]),
+        (Collective::Scatter { root: 1 }, each(&[11], &[12])),
+        (splits, each(&[1, 11], &[2, 12])),
+        (swap, each(&[11, 12], &[1, 2])),
+        (Collective::Share, each(&[1, 2], &[11, 12])),
+        (Collective::Slice { input: COPIES }, each(&[1], &[12])),
+        (Collective::Place, each(&[1, 2, 0, 0], &[0, 0, 11, 12])),
+        (Collective::OnlyFirst, each(&[1, 2], &[0, 0])),
     ];
-    for (from, collective, want) in &cases {
+    for (collective, want) in &cases {
         for dtype in [DType::I64, DType::I32, DType::U32] {
-            assert_eq!(integers(dtype, *from, collective), want, "{collective}, {dtype:?}");
+            assert_eq!(integers(dtype, collective), want, "{collective}, {dtype:?}");
         }
     }
 }
@@ -66,13 +62,12 @@ fn one_gives_and_another_takes() {
         let member = Member::new(&world, DType::I64)?;
         let tape = member.tape.without_gradients();
         let x = Tensor::new(&[7_i64 * (1 - member.rank as i64)], &Device::Cpu)?;
-        let x = tape.tag(x, [AxisState::Invariant, AxisState::Varying]);
-        let collective = match member.rank {
-            0 => Collective::Send { to: 1 },
-            _ => Collective::Receive { from: 0 },
-        };
-        let output = x.apply(Axes::Shard, &collective)?;
-        Ok(output.map(|output| output.tensor().to_vec1::<i64>()).transpose()?)
+        let x: Own = tape.assume(x);
+        if member.rank == 0 {
+            x.send(OnShard, 1)?;
+            return Ok(None);
+        }
+        Ok(Some(x.receive(OnShard, 0)?.tensor().to_vec1::<i64>()?))
     });
     assert_eq!(seen, [None, Some(vec![7])]);
 }
@@ -80,20 +75,19 @@ fn one_gives_and_another_takes() {
 #[test]
 fn what_is_computed_in_floats_and_what_does_not_fit_is_refused() {
     let avg = Collective::AllReduce { reducer: Reducer::Avg, output: COPIES };
-    for (from, collective, phrase) in [
-        (AxisState::Partial, avg, "all_reduce on rank 0: integers have no Avg"),
+    for (collective, phrase) in [
+        (avg, "all_reduce on rank 0: integers have no Avg"),
         (
-            AxisState::Varying,
             Collective::Permute { destinations: Vec::new() },
             "permute on rank 0: it has 0 destinations for 1 members",
         ),
-        (AxisState::Varying, Collective::Scan, "scan on rank 0: integers are not scanned"),
+        (Collective::Scan, "scan on rank 0: integers are not scanned"),
     ] {
         let messages = ranks(1, |world| {
             let member = Member::new(&world, DType::I64)?;
             let x = Tensor::new(&[1_i64], &Device::Cpu)?;
-            let x = member.tape.without_gradients().tag(x, [AxisState::Invariant, from]);
-            Ok(x.apply(Axes::Shard, &collective).expect_err("no integers").to_string())
+            let refused = member.apply(&collective, &x, Recording::Nothing);
+            Ok(refused.expect_err("no integers").to_string())
         });
         assert_eq!(messages, [phrase]);
     }
@@ -104,9 +98,8 @@ fn a_tape_without_gradients_records_nothing() {
     ranks(1, |world| {
         let member = Member::new(&world, DType::F64)?;
         let tape = member.tape.without_gradients();
-        let x = tape.tag(member.variable(&[1.0])?, [AxisState::Invariant, AxisState::Varying]);
-        let gathered = x.apply(Axes::Shard, &Collective::AllGather { output: COPIES })?;
-        assert!(!gathered.expect("every rank has one").tensor().track_op());
+        let x: Own = tape.assume(member.variable(&[1.0])?);
+        assert!(!x.all_gather(OnShard)?.tensor().track_op());
         Ok(())
     });
 }

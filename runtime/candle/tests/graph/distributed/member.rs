@@ -2,11 +2,17 @@
 
 use candle_core::{DType, Device, Tensor, Var};
 use hsdp::collective::Collective;
-use hsdp::dist::{Axes, AxisState};
+use hsdp::dist::{
+    Applied, Axes, Carrier as _, CarrierCall, Invariant, OnShard, Partial, Recording, Replicate,
+    Varying,
+};
 use hsdp::{World, WorldOptions};
 use hsdp_candle::Error;
-use hsdp_candle::distributed::{Tagged, Tape};
-use hsdp_comm::Channel;
+use hsdp_candle::distributed::{Candle, Dist, Tape};
+use hsdp_comm::{Channel, Tag};
+
+/// A value of each rank's own.
+pub(crate) type Own = Dist<Invariant, Varying>;
 
 /// A rank on a tape over the whole world, which is the shard axis.
 #[derive(Debug)]
@@ -36,48 +42,37 @@ impl Member {
         Ok(Var::from_tensor(&self.tensor(values)?)?.as_tensor().clone())
     }
 
-    pub(crate) fn varying(&self, tensor: Tensor) -> Tagged {
-        self.tape.tag(tensor, [AxisState::Invariant, AxisState::Varying])
+    pub(crate) fn varying(&self, tensor: Tensor) -> Own {
+        self.tape.assume(tensor)
     }
 
-    /// A loss of 0 that depends on no collective.
-    pub(crate) fn no_loss(&self) -> Result<Tagged, Error> {
-        Ok(self.varying(self.tensor(&[0.0])?))
+    /// Applies a collective over the whole world to a tensor, as the first one of a tape.
+    pub(crate) fn apply(
+        &self,
+        collective: &Collective,
+        input: &Tensor,
+        record: Recording,
+    ) -> Result<Applied<Tensor>, Error> {
+        let group = self.tape.group(Axes::Shard);
+        let tag = Tag::default();
+        Candle::apply(&CarrierCall { collective, input, group, tag, after: None, record })
     }
 }
 
-/// Methods with short names, for calls one after the other.
-pub(crate) trait Steps: Sized {
-    fn on_shard(&self, collective: &Collective) -> Result<Option<Tagged>, Error>;
-
-    /// As `on_shard`, for a collective with an output on every rank.
-    fn everywhere(&self, collective: &Collective) -> Result<Tagged, Error>;
-
-    /// The values as terms of one sum, whatever their state was.
-    fn as_terms(&self) -> Result<Tagged, Error>;
-
-    fn times(&self, factor: f64) -> Result<Tagged, Error>;
+/// Values that become terms of one sum.
+pub(crate) trait AsTerms {
+    fn as_terms(&self) -> Result<Dist<Invariant, Partial>, Error>;
 }
 
-impl Steps for Tagged {
-    fn on_shard(&self, collective: &Collective) -> Result<Option<Tagged>, Error> {
-        self.apply(Axes::Shard, collective)
+impl AsTerms for Dist<Invariant, Replicate> {
+    fn as_terms(&self) -> Result<Dist<Invariant, Partial>, Error> {
+        self.to_varying(OnShard)?.as_terms()
     }
+}
 
-    fn everywhere(&self, collective: &Collective) -> Result<Tagged, Error> {
-        Ok(self.on_shard(collective)?.expect("every rank has an output"))
-    }
-
-    fn as_terms(&self) -> Result<Tagged, Error> {
-        match self.states()[1] {
-            AxisState::Replicate => self.reinterpret(Axes::Shard, AxisState::Varying)?.as_terms(),
-            AxisState::Varying => self.reinterpret(Axes::Shard, AxisState::Partial),
-            AxisState::Partial | AxisState::Invariant => Ok(self.clone()),
-        }
-    }
-
-    fn times(&self, factor: f64) -> Result<Tagged, Error> {
-        self.map_linear(|x| Ok((x * factor)?))
+impl AsTerms for Own {
+    fn as_terms(&self) -> Result<Dist<Invariant, Partial>, Error> {
+        self.to_partial(OnShard)
     }
 }
 

@@ -2,10 +2,10 @@
 
 use candle_core::{DType, Device, Tensor};
 use hsdp::collective::{Collective, Copies, Reducer};
-use hsdp::dist::{Invariant, OnShard, Replicate, Sum, Varying};
+use hsdp::dist::{Invariant, OnShard, Recording, Replicate, Sum, Varying};
 use hsdp_candle::distributed::{Dist, Functions as _, Pairs as _, gradient_of};
 
-use super::member::{Member, Steps as _, ranks};
+use super::member::{AsTerms as _, Member, ranks};
 
 const GATHER: Collective = Collective::AllGather { output: Copies::Replicate };
 
@@ -13,7 +13,7 @@ const GATHER: Collective = Collective::AllGather { output: Copies::Replicate };
 fn told(size: usize, collective: &Collective, tensor: &Tensor) -> String {
     let messages = ranks(size, |world| {
         let member = Member::new(&world, DType::F64)?;
-        let refused = member.varying(tensor.clone()).on_shard(collective);
+        let refused = member.apply(collective, tensor, Recording::Gradients);
         Ok(refused.expect_err("it does not fit").to_string())
     });
     messages.into_iter().next().expect("rank 0")
@@ -122,7 +122,7 @@ fn second_order_child() {
     let messages = ranks(1, |world| {
         let member = Member::new(&world, DType::F64)?;
         let x = member.varying(member.variable(&[3.0])?);
-        let loss = x.everywhere(&GATHER)?.map(|y| Ok(y.sqr()?.sum_all()?))?.as_terms()?;
+        let loss = x.all_gather(OnShard)?.map(|y| Ok(y.sqr()?.sum_all()?))?.as_terms()?;
         Ok(loss.backward().map(drop).expect_err("it would be half a derivative").to_string())
     });
     assert!(messages[0].starts_with("all_gather on rank 0: its gradient is to be"), "{messages:?}");

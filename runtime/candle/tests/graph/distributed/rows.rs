@@ -3,11 +3,13 @@
 
 use candle_core::{DType, Device, Tensor, Var};
 use hsdp::collective::{Collective, Copies, Reducer};
-use hsdp::dist::{DistState, Invariant, OnShard, Partial, Replicate, Sum, Varying};
+use hsdp::dist::{
+    Avg, Carrier as _, DistState, Invariant, OnShard, Partial, Recording, Replicate, Sum, Varying,
+};
 use hsdp_candle::Error;
-use hsdp_candle::distributed::{Dist, Functions as _};
+use hsdp_candle::distributed::{Candle, Dist, Functions as _};
 
-use super::member::{Member, Steps as _, numbers, ranks};
+use super::member::{AsTerms as _, Member, numbers, ranks};
 
 /// A tensor of this shape, whose elements count up from `start`.
 fn counted([rows, columns]: [usize; 2], start: f64) -> Result<Tensor, Error> {
@@ -38,9 +40,9 @@ fn shapes_by_rows() {
     for (collective, want) in cases {
         let seen = ranks(2, |world| {
             let member = member(&world)?;
-            let x = member.varying(counted([4, 3], 0.0)?);
-            let output = x.on_shard(&collective)?;
-            Ok(output.map(|output| output.tensor().dims().to_vec()))
+            let x = counted([4, 3], 0.0)?;
+            let output = member.apply(&collective, &x, Recording::Gradients)?.output;
+            Ok(output.map(|output| output.dims().to_vec()))
         });
         let want = want.map(|dims| dims.map(|dims| dims.to_vec()));
         assert_eq!(seen, want, "{collective}");
@@ -54,10 +56,9 @@ fn uneven_rows_go_to_all_and_their_gradients_come_back() {
         let member = member(&world)?;
         let x = member.varying(counted([[3, 2], [0, 2]][member.rank], 0.0)?);
         let (send, receive) = [([1, 2], [1, 0]), ([0, 0], [2, 0])][member.rank];
-        let collective = Collective::AllToAll { send: send.to_vec(), receive: receive.to_vec() };
-        let y = x.everywhere(&collective)?;
+        let y = x.all_to_all(OnShard, send.to_vec(), receive.to_vec())?;
         let loss = y.map(|y| Ok((y.sum_all()? * member.place())?))?.as_terms()?;
-        let gradient = loss.backward()?.of_tagged(&x).expect("the collective reaches it");
+        let gradient = loss.backward()?.of(&x).expect("the collective reaches it");
         Ok((y.tensor().dims().to_vec(), numbers(gradient.tensor())?))
     });
     let want = vec![1.0, 1.0, 2.0, 2.0, 2.0, 2.0];
@@ -74,11 +75,12 @@ fn no_rows_at_all() {
     ] {
         let seen = ranks(2, |world| {
             let member = member(&world)?;
-            let x = member.varying(counted([0, 3], 0.0)?);
-            let y = x.everywhere(&collective)?;
-            let loss = y.map(|y| Ok(y.sum_all()?))?.as_terms()?;
-            let gradient = loss.backward()?.of_tagged(&x).expect("the collective reaches it");
-            Ok((y.tensor().dims().to_vec(), gradient.tensor().dims().to_vec()))
+            let x = counted([0, 3], 0.0)?;
+            let applied = member.apply(&collective, &x, Recording::Gradients)?;
+            let y = applied.output.expect("every rank has an output");
+            let gradients = Candle::backward(&y.sum_all()?, applied.link.as_ref())?;
+            let gradient = Candle::gradient(&gradients, &x).expect("the collective reaches it");
+            Ok((y.dims().to_vec(), gradient.dims().to_vec()))
         });
         assert_eq!(seen, [(vec![0, 3], vec![0, 3]), (vec![0, 3], vec![0, 3])], "{collective}");
     }
@@ -90,10 +92,10 @@ fn a_view_that_is_not_contiguous() {
         let member = member(&world)?;
         let x = counted([3, 4], 12.0 * member.rank as f64)?;
         let columns = member.varying(x.clone()).map(|x| Ok(x.t()?.narrow(0, 1, 2)?))?;
-        let gathered = columns.everywhere(&Collective::AllGather { output: Copies::Replicate })?;
+        let gathered = columns.all_gather(OnShard)?;
         assert!(!columns.tensor().is_contiguous());
         let loss = gathered.map(|y| Ok(y.t()?.sqr()?.sum_all()?))?.as_terms()?;
-        let gradient = loss.backward()?.of_tagged(&member.varying(x)).expect("it is reached");
+        let gradient = loss.backward()?.of(&member.varying(x)).expect("it is reached");
         Ok((numbers(gathered.tensor())?, numbers(gradient.tensor())?))
     });
     let columns = [1.0, 5.0, 9.0, 2.0, 6.0, 10.0, 13.0, 17.0, 21.0, 14.0, 18.0, 22.0];
@@ -153,13 +155,10 @@ fn sixteen_bits() {
         let seen = ranks(2, |world| {
             let member = Member::new(&world, dtype)?;
             let x = member.varying(member.variable(&[1.0, 3.0])?);
-            let y = x.as_terms()?.everywhere(&Collective::AllReduce {
-                reducer: Reducer::Avg,
-                output: Copies::Replicate,
-            })?;
+            let y = x.to_partial(OnShard)?.all_reduce(OnShard, Avg)?;
             assert_eq!(y.tensor().dtype(), dtype);
             let loss = y.map(|y| Ok((y.sqr()?.sum_all()? * member.place())?))?.as_terms()?;
-            let gradient = loss.backward()?.of_tagged(&x).expect("it is reached");
+            let gradient = loss.backward()?.of(&x).expect("it is reached");
             assert_eq!(gradient.tensor().dtype(), dtype);
             numbers(gradient.tensor())
         });
@@ -172,11 +171,11 @@ fn dtypes_may_differ_from_collective_to_collective() {
     let seen = ranks(2, |world| {
         let member = member(&world)?;
         let x = member.varying(member.variable(&[member.place()])?);
-        let around = Collective::Permute { destinations: vec![Some(1), Some(0)] };
-        let half = x.map(|x| Ok(x.to_dtype(DType::BF16)?))?.everywhere(&around)?;
-        let y = half.map(|x| Ok(x.to_dtype(DType::F64)?))?.everywhere(&around)?;
-        let gradient = y.times(member.place())?.as_terms()?.backward()?;
-        numbers(gradient.of_tagged(&x).expect("it is reached").tensor())
+        let around = || vec![Some(1), Some(0)];
+        let half = x.to_dtype(DType::BF16)?.permute(OnShard, around())?;
+        let y = half.to_dtype(DType::F64)?.permute(OnShard, around())?;
+        let gradient = y.scale(member.place())?.as_terms()?.backward()?;
+        numbers(gradient.of(&x).expect("it is reached").tensor())
     });
     assert_eq!(seen, [[1.0], [2.0]]);
 }
