@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use hsdp_comm::{Channel, Group, Tag, World};
+use hsdp_comm::{Channel, Group, World};
 use hsdp_sharding::{Axis, Mesh};
 use parking_lot::Mutex;
 
@@ -66,8 +66,6 @@ pub struct CarrierCall<'a, T> {
     pub input: &'a T,
     /// The group whose members apply it.
     pub group: &'a Group,
-    /// The tag of the collective, the same on all members.
-    pub tag: Tag,
     /// The [`link`](Applied::link) of the collective that was recorded before this one; `None` for
     /// the first. It becomes a parent of this one.
     pub after: Option<&'a T>,
@@ -114,7 +112,6 @@ struct TapeShared<T> {
     /// The next number is the id of the gradients' tape.
     id: u64,
     groups: Arc<TapeGroups>,
-    tag: Tag,
     record: Recording,
     last: Mutex<Option<T>>,
 }
@@ -164,29 +161,22 @@ impl<C: Carrier> Tape<C> {
     }
 
     fn on(groups: TapeGroups) -> Self {
-        Self::new(next_id(), Arc::new(groups), Tag::default(), Recording::Gradients)
+        Self::new(next_id(), Arc::new(groups), Recording::Gradients)
     }
 
-    fn new(id: u64, groups: Arc<TapeGroups>, tag: Tag, record: Recording) -> Self {
-        Self { shared: Arc::new(TapeShared { id, groups, tag, record, last: Mutex::new(None) }) }
+    fn new(id: u64, groups: Arc<TapeGroups>, record: Recording) -> Self {
+        Self { shared: Arc::new(TapeShared { id, groups, record, last: Mutex::new(None) }) }
     }
 
     /// Makes a new tape on the same axes that records nothing: there is no backward, and
     /// integers are allowed, too.
     #[must_use]
     pub fn without_gradients(&self) -> Self {
-        self.anew(next_id(), self.shared.tag, Recording::Nothing)
+        self.unrecorded(next_id())
     }
 
-    /// Returns a new tape on the same axes, whose collectives have the tag `tag`. Ranks compare
-    /// tags, so they notice if two tapes with different tags, both in use, are confused.
-    #[must_use]
-    pub fn tagged(&self, tag: Tag) -> Self {
-        self.anew(next_id(), tag, self.shared.record)
-    }
-
-    fn anew(&self, id: u64, tag: Tag, record: Recording) -> Self {
-        Self::new(id, Arc::clone(&self.shared.groups), tag, record)
+    fn unrecorded(&self, id: u64) -> Self {
+        Self::new(id, Arc::clone(&self.shared.groups), Recording::Nothing)
     }
 
     /// Returns this rank's group along an axis.
@@ -215,7 +205,6 @@ impl<C: Carrier> Tape<C> {
             collective,
             input,
             group: self.group(axes),
-            tag: self.shared.tag,
             after: last.as_ref(),
             record: self.shared.record,
         })?;
@@ -234,7 +223,7 @@ impl<C: Carrier> Tape<C> {
         let last = self.shared.last.lock().clone();
         let gradients = C::backward(loss, last.as_ref())?;
         // Always the same tape: gradients may go into one function, and have no backward.
-        let tape = self.anew(self.shared.id + 1, self.shared.tag, Recording::Nothing);
+        let tape = self.unrecorded(self.shared.id + 1);
         Ok(TapeGradients { gradients, tape })
     }
 }

@@ -6,7 +6,7 @@ mod tapes;
 
 use std::cell::RefCell;
 
-use hsdp_comm::World;
+use hsdp_comm::{Tag, World};
 use hsdp_sharding::Mesh;
 
 use super::dist::{Applied, Carrier, CarrierCall, Recording, Tape};
@@ -34,7 +34,8 @@ impl Carrier for Row {
 
     fn apply(call: &CarrierCall<'_, Self>) -> Result<Applied<Self>, Error> {
         APPLIED.with_borrow_mut(|applied| applied.push(call.collective.clone()));
-        let (output, _) = call.collective.forward(call.group, call.tag, call.input.0.clone())?;
+        let (output, _) =
+            call.collective.forward(call.group, Tag::default(), call.input.0.clone())?;
         let output = output.map(Self);
         let link = (call.record == Recording::Gradients)
             .then(|| output.clone().unwrap_or_else(|| Self(Vec::new())));

@@ -9,9 +9,9 @@ use candle_core::{
     WithDType, bail,
 };
 use half::{bf16, f16};
-use hsdp::Rank;
 use hsdp::collective::{Backward, Collective, Differentiable};
 use hsdp::dist::{Applied, Carrier, CarrierCall, Recording};
+use hsdp::{Rank, Tag};
 use hsdp_kernels::Element;
 use parking_lot::Mutex;
 
@@ -86,7 +86,7 @@ fn real<T: Differentiable + WithDType>(
     let shape = output_shape(call)?;
     let collective = in_elements(call.collective, call.input);
     let input = elements_of::<T>(call.input)?;
-    let (output, backward) = collective.forward(call.group, call.tag, input)?;
+    let (output, backward) = collective.forward(call.group, Tag::default(), input)?;
     let output = output.zip(shape);
     if call.record == Recording::Nothing {
         return unrecorded(output);
@@ -111,7 +111,7 @@ fn integers<T: Element + WithDType>(
 ) -> Result<Applied<Tensor>, Error> {
     let shape = output_shape(call)?;
     let collective = in_elements(call.collective, call.input);
-    let output = collective.apply(call.group, call.tag, elements_of::<T>(call.input)?)?;
+    let output = collective.apply(call.group, Tag::default(), elements_of::<T>(call.input)?)?;
     unrecorded(output.zip(shape))
 }
 
@@ -367,7 +367,7 @@ fn refuse(call: &CarrierCall<'_, Tensor>, what: String) -> Error {
 mod tests {
     use candle_core::Var;
     use hsdp::collective::Copies;
-    use hsdp_comm::{Channel, Tag};
+    use hsdp_comm::Channel;
 
     use super::*;
 
@@ -377,11 +377,10 @@ mod tests {
         let input = input.as_tensor().clone();
         let group = &hsdp::World::single().world_group(Channel::User);
         let collective = &Collective::Broadcast { root: 0, output: Copies::Replicate };
-        let tag = Tag::default();
         let record = Recording::Gradients;
-        let call = CarrierCall { collective, input: &input, group, tag, after: None, record };
-        let (output, backward) =
-            collective.forward(group, tag, vec![1.0, 2.0]).expect("a group of one rank");
+        let call = CarrierCall { collective, input: &input, group, after: None, record };
+        let forward = collective.forward(group, Tag::default(), vec![1.0, 2.0]);
+        let (output, backward) = forward.expect("a group of one rank");
         let output = output.expect("the root has it");
         let link = Var::zeros((), DType::F32, &Device::Cpu).expect("a scalar");
         let op = CollectiveOp::new(&call, backward, Some((output, input.shape().clone())));

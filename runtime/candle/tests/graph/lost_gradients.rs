@@ -62,14 +62,13 @@ fn assert_first_layer_stays(
 ) {
     for unused in [Unused::Warn, Unused::Zeros] {
         common::results(2, |world| {
-            let tape = Tape::of_mesh(&world, mesh()).expect("the mesh of the world");
             let options = ModelOptions { unused, ..ModelOptions::on(mesh()) };
-            let mut model = sharded_with(world, layers(2, 4), options);
+            let mut model = sharded_with(world.clone(), layers(2, 4), options);
             let decay = AdamWOptions { weight_decay: 0.1, ..AdamWOptions::default() };
             let mut adamw = AdamW::new(&model, decay);
             let before = model.full_parameters().expect("a gather");
             for _ in 0..3 {
-                let tape = tape.tagged(hsdp_comm::Tag::default());
+                let tape = Tape::of_mesh(&world, mesh()).expect("the mesh of the world");
                 let gradients = step(&mut model, |pass| forward(pass, &tape));
                 adamw.step(&mut model, gradients.expect("it passes")).expect("an update");
             }

@@ -9,7 +9,7 @@ use hsdp::dist::{
 use hsdp::{World, WorldOptions};
 use hsdp_candle::Error;
 use hsdp_candle::distributed::{Candle, Dist, Tape};
-use hsdp_comm::{Channel, Tag};
+use hsdp_comm::Channel;
 
 /// A value of each rank's own.
 pub(crate) type Own = Dist<Invariant, Varying>;
@@ -54,8 +54,7 @@ impl Member {
         record: Recording,
     ) -> Result<Applied<Tensor>, Error> {
         let group = self.tape.group(Axes::Shard);
-        let tag = Tag::default();
-        Candle::apply(&CarrierCall { collective, input, group, tag, after: None, record })
+        Candle::apply(&CarrierCall { collective, input, group, after: None, record })
     }
 }
 
