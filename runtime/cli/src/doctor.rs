@@ -4,6 +4,7 @@
 mod library;
 
 use std::error::Error;
+use std::io::IoSliceMut;
 use std::num::NonZeroUsize;
 use std::{fmt, fs, thread};
 
@@ -11,6 +12,8 @@ use clap::Args;
 use hsdp_sharding::ByteCount;
 use hsdp_train::stderr::in_one_line;
 use hsdp_train::{print, print_json};
+use nix::sys::uio::{RemoteIoVec, process_vm_readv};
+use nix::unistd::Pid;
 use serde::Serialize;
 
 use self::library::{LoaderPlaces, Sought};
@@ -187,7 +190,6 @@ fn kibibytes(text: &str, field: &str) -> Option<ByteCount> {
 
 /// Reports whether a process may copy directly from another's memory. If it may, Open MPI does so
 /// within a machine. Otherwise Open MPI copies twice.
-#[cfg(target_os = "linux")]
 fn copies() -> DoctorFinding {
     let note = DoctorFinding::note("single_copy", "single copies between processes (CMA)");
     let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok();
@@ -213,26 +215,11 @@ fn copies() -> DoctorFinding {
 
 /// Returns whether the system call exists and is permitted. A process may always read its own
 /// memory, if it may read any process's.
-#[cfg(target_os = "linux")]
 fn read_own() -> Result<(), nix::Error> {
-    use std::io::IoSliceMut;
-
-    use nix::sys::uio::{RemoteIoVec, process_vm_readv};
-    use nix::unistd::Pid;
-
     let there = [7_u8];
     let mut here = [0_u8];
     let remote = RemoteIoVec { base: there.as_ptr() as usize, len: there.len() };
     process_vm_readv(Pid::this(), &mut [IoSliceMut::new(&mut here)], &[remote]).map(|_| ())
-}
-
-#[cfg(not(target_os = "linux"))]
-fn copies() -> DoctorFinding {
-    let said = Some("unknown: this is not Linux".to_owned());
-    DoctorFinding {
-        said,
-        ..DoctorFinding::note("single_copy", "single copies between processes (CMA)")
-    }
 }
 
 /// Reports the `mpirun` in PATH.

@@ -9,6 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::{env, io};
 
 use clap::Args;
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
 use nix::unistd::Uid;
 
 use super::{LaunchArgs, LaunchComm};
@@ -244,7 +246,7 @@ const NOT_RUN: u8 = 126;
 /// Replaces this process with the command. Setting the death signal in the child of a fork would
 /// need unsafe code, so this program runs for a moment instead.
 pub(crate) fn exec(options: &ExecArgs) -> Result<CommandOutcome, Box<dyn Error>> {
-    die_with_parent()?;
+    set_pdeathsig(Signal::SIGKILL)?;
     // A parent that died before this call sends no signal.
     if std::os::unix::process::parent_id() != options.parent {
         return Ok(CommandOutcome::Ended(1));
@@ -263,19 +265,4 @@ pub(super) fn mortal(program: &Path, arguments: &[OsString]) -> io::Result<Comma
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["launch-exec", "--parent", &parent, "--"]).arg(program).args(arguments);
     Ok(command)
-}
-
-#[cfg(target_os = "linux")]
-fn die_with_parent() -> io::Result<()> {
-    use nix::sys::{prctl::set_pdeathsig, signal::Signal};
-
-    Ok(set_pdeathsig(Signal::SIGKILL)?)
-}
-
-/// Does nothing, because other systems have no such signal: a process that is killed leaves its
-/// children running.
-#[cfg(not(target_os = "linux"))]
-#[expect(clippy::unnecessary_wraps, reason = "as on Linux")]
-fn die_with_parent() -> io::Result<()> {
-    Ok(())
 }

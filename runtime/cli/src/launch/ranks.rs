@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use nix::unistd::Uid;
 use tempfile::TempDir;
 
@@ -222,7 +224,7 @@ impl Claims {
 /// # Errors
 /// `PermissionDenied`, with both users; the error of the system.
 pub(super) fn check_peer(stream: &UnixStream) -> io::Result<()> {
-    let other = user(stream)?;
+    let other = Uid::from_raw(getsockopt(stream, PeerCredentials)?.uid());
     let own = Uid::effective();
     if other == own {
         return Ok(());
@@ -230,18 +232,6 @@ pub(super) fn check_peer(stream: &UnixStream) -> io::Result<()> {
     let text =
         format!("its other end is a process of user {other}, and this process runs as user {own}");
     Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
-}
-
-#[cfg(any(target_os = "linux", target_os = "android"))]
-fn user(stream: &UnixStream) -> io::Result<Uid> {
-    use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
-
-    Ok(Uid::from_raw(getsockopt(stream, PeerCredentials)?.uid()))
-}
-
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-fn user(stream: &UnixStream) -> io::Result<Uid> {
-    Ok(nix::unistd::getpeereid(stream)?.0)
 }
 
 #[cfg(test)]

@@ -104,7 +104,6 @@ fn mpirun_is_asked_who_it_is() {
     );
 }
 
-#[cfg(target_os = "linux")]
 #[test]
 fn cores_and_memory_are_those_of_the_machine() {
     let said = examined(&[]);

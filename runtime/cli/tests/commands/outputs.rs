@@ -176,7 +176,6 @@ fn a_stream_has_room_for_one_output() {
 }
 
 /// Runs in a mount namespace, which some systems do not permit.
-#[cfg(target_os = "linux")]
 #[test]
 fn a_mount_point_is_refused_before_the_work() {
     let folder = with_steps();

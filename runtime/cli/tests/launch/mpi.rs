@@ -112,7 +112,6 @@ fn a_signal_is_passed_on_to_ranks_which_may_take_their_time() {
     assert_eq!((code, &*told), (Some(0), expected));
 }
 
-#[cfg(target_os = "linux")]
 #[test]
 fn a_launcher_that_is_killed_leaves_no_mpirun_and_no_rank() {
     if !is_there() {

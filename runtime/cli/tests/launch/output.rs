@@ -136,7 +136,6 @@ fn the_last_lines_of_a_rank_wait_for_a_reader_that_stands_still() {
 }
 
 /// It has left the rank's group, and holds its pipes.
-#[cfg(target_os = "linux")]
 #[test]
 fn a_process_that_a_rank_leaves_behind_does_not_keep_the_job() {
     let folder = TempDir::new().expect("a folder");

@@ -59,7 +59,6 @@ fn the_place_and_the_meeting_of_another_job_do_not_reach_the_ranks() {
 }
 
 /// Every user of the machine could read a secret in a command line.
-#[cfg(target_os = "linux")]
 #[test]
 fn the_secret_is_in_no_command_line_and_new_for_each_job() {
     let script = r#"echo "$HSDP_JOB_SECRET"; cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\0' ' ' | awk 'index($0, ENVIRON["HSDP_JOB_SECRET"]) { n++ } END { print n + 0 }'"#;

@@ -50,7 +50,6 @@ fn the_second_signal_kills() {
 }
 
 /// Processes that the ranks have started end, too.
-#[cfg(target_os = "linux")]
 #[test]
 fn a_launcher_that_is_killed_leaves_nothing_behind() {
     let script = "trap '' TERM; sleep 300 & echo $!; echo $$; while :; do sleep 0.05; done";
@@ -64,7 +63,6 @@ fn a_launcher_that_is_killed_leaves_nothing_behind() {
 }
 
 /// If the attendant itself is killed, the system kills its command.
-#[cfg(target_os = "linux")]
 #[test]
 fn an_attendant_that_is_killed_takes_its_rank_with_it() {
     let script = "echo \"$PPID $$\"; while :; do sleep 0.05; done";
