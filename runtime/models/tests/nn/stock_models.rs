@@ -231,7 +231,7 @@ impl Row {
             Err(Error::Declaration(DeclarationError::Buffers { .. })) => {
                 return (
                     "refused by `record`".to_owned(),
-                    "batch norm, by another norm".to_owned(),
+                    "batch norm, by [that of hsdp](#batch-norm-over-all-ranks)".to_owned(),
                 );
             }
             Err(other) => panic!("{}: {other}", self.name),
