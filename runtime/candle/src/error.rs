@@ -92,7 +92,8 @@ pub enum DeclarationError {
     /// The model has no buffer of this name.
     #[error(
         "unit {unit} uses buffer {name}, which the model does not have: declare it with \
-         `Unit::batch_norm`, or with `Param::buffer` or `Param::averaged_buffer`, not as a parameter"
+         `Unit::batch_norm`, or with `Param::buffer` or `Param::averaged_buffer`, not as a \
+         parameter"
     )]
     UnknownBuffer {
         /// The unit whose forward read or wrote the buffer.

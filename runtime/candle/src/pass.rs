@@ -218,14 +218,14 @@ impl<'step> Pass<'step> {
     }
 
     /// Records the output of a unit, and the inputs with variables before them that are no parents
-    /// of it. Of tensors without elements, candle keeps only some parents in its graph.
+    /// of it. candle keeps only some parents of a tensor without elements, and no gradient is lost
+    /// there.
     fn note_output(&self, own: &LiveUnit, inputs: &[Tensor], parents: &[bool], output: &Tensor) {
         self.graph.note_output(output.id());
-        if output.elem_count() == 0 {
-            return;
-        }
         for (index, (input, is_parent)) in inputs.iter().zip(parents).enumerate() {
-            if !is_parent && is_differentiated(input) && zeros::has_variables_before(input) {
+            let is_empty = input.elem_count() == 0 || output.elem_count() == 0;
+            let is_cut = !is_parent && !is_empty && is_differentiated(input);
+            if is_cut && zeros::has_variables_before(input) {
                 let unit = own.name().to_owned();
                 let output = output.id();
                 self.graph.cuts.note(CutInput { unit, index, count: inputs.len(), output });

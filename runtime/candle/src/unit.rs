@@ -216,10 +216,6 @@ impl LiveUnit {
         self.check_backward()?;
         let mut ledger = self.ledger.lock();
         match ledger.contents {
-            UnitContents::Done if self.kind() == PassKind::EvaluationWithBackward => {
-                let unit = self.name().to_owned();
-                Err(Error::LostGradients(LostGradients::BatchUsed { unit }))
-            }
             UnitContents::Full(_) | UnitContents::Done => Ok(()),
             UnitContents::Unused | UnitContents::Freed => self.unshard(&mut ledger),
         }
@@ -369,6 +365,16 @@ impl LiveUnit {
         Err(error)
     }
 
+    /// Refuses a second backward through one use in an evaluation. That of a training is refused
+    /// as one of another pass.
+    fn check_used(&self) -> Result<(), Error> {
+        if self.kind() != PassKind::EvaluationWithBackward {
+            return Ok(());
+        }
+        let unit = self.name().to_owned();
+        Err(Error::LostGradients(LostGradients::BatchUsed { unit }))
+    }
+
     fn of_another_pass(&self) -> Error {
         Error::LostGradients(LostGradients::OtherPass { what: format!("unit {}", self.name()) })
     }
@@ -474,6 +480,8 @@ pub(crate) struct UnitUsage {
     held: Mutex<Vec<Arc<LiveUnit>>>,
     /// Number of watched inputs that the backward has not left.
     watched: AtomicUsize,
+    /// Whether a backward has come to this use.
+    has_backward: AtomicBool,
 }
 
 /// Whether hooks on the inputs of a unit report when the backward of a use is over.
@@ -494,6 +502,7 @@ impl UnitUsage {
             reads: Mutex::new(vec![Arc::clone(own)]),
             held: Mutex::default(),
             watched: AtomicUsize::new(0),
+            has_backward: AtomicBool::new(false),
         })
     }
 
@@ -517,7 +526,11 @@ impl UnitUsage {
 
     /// Gathers the units that this use read, before its backward.
     pub(crate) fn gather(&self) -> Result<(), Error> {
-        self.reads.lock().iter().try_for_each(|unit| unit.gather_again())
+        let reads = self.reads.lock();
+        if self.has_backward.swap(true, Ordering::Relaxed) {
+            reads.iter().try_for_each(|unit| unit.check_used())?;
+        }
+        reads.iter().try_for_each(|unit| unit.gather_again())
     }
 
     /// Records that an input has a hook, which calls [`leave_input`](Self::leave_input).

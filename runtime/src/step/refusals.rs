@@ -176,9 +176,9 @@ pub(super) fn error(
             format!("statistics {index} of unit {} come before the unit is unsharded", name(unit))
         }
         Refused::StatisticsPassed { unit, index, microbatch } => format!(
-            "the statistics of {} in unit {} come twice in microbatch {microbatch}, or after others \
-             that are declared later: zeros were summed in their place. All ranks run each layer \
-             once, in the order in which units and their statistics are declared",
+            "the statistics of {} in unit {} come twice in microbatch {microbatch}, or after those \
+             that follow them: zeros were summed in their place. All ranks use the units in one \
+             order, and a unit runs each of its norms once, in the order in which it declares them",
             context.plan.spec()[unit].statistics[index].name,
             name(unit)
         ),

@@ -1,7 +1,9 @@
 //! Methods that are not in `dist.rs`, each of a value in a state that it does not take. Each error
 //! names the bound, and the unit tests of the runtime test which states meet a bound.
 
-use hsdp::dist::{Carrier, Dist, Invariant, Max, OnShard, Partial, Replicate, Sum, Varying};
+use hsdp::dist::{
+    Carrier, Dist, Invariant, Max, OnReplicate, OnShard, Partial, Replicate, Sum, Varying,
+};
 
 fn all_gather_invariant_of_a_partial<C: Carrier>(
     x: &Dist<C, Varying, Partial>,
@@ -86,6 +88,41 @@ fn send_of_a_partial<C: Carrier>(x: &Dist<C, Varying, Partial>) -> Result<(), C:
 
 fn to_varying_of_a_partial<C: Carrier>(x: &Dist<C, Varying, Partial>) -> Result<(), C::Error> {
     let _ = x.to_varying(OnShard)?;
+    Ok(())
+}
+
+fn max_of_all_reduce_invariant_beside_a_partial<C: Carrier>(
+    x: &Dist<C, Varying, Partial>,
+) -> Result<(), C::Error> {
+    let _ = x.all_reduce_invariant(OnReplicate, Max)?;
+    Ok(())
+}
+
+fn max_of_reduce_beside_a_partial<C: Carrier>(
+    x: &Dist<C, Varying, Partial>,
+) -> Result<(), C::Error> {
+    let _ = x.reduce(OnReplicate, 0, Max)?;
+    Ok(())
+}
+
+fn max_of_reduce_scatter_beside_a_partial<C: Carrier>(
+    x: &Dist<C, Varying, Partial>,
+) -> Result<(), C::Error> {
+    let _ = x.reduce_scatter(OnReplicate, Max)?;
+    Ok(())
+}
+
+fn map_of_a_partial_over_replicas<C: Carrier>(
+    x: &Dist<C, Partial, Varying>,
+) -> Result<(), C::Error> {
+    let _ = x.map(|x| Ok(x.clone()))?;
+    Ok(())
+}
+
+fn backward_of_a_replicate_over_replicas<C: Carrier>(
+    x: &Dist<C, Replicate, Partial>,
+) -> Result<(), C::Error> {
+    let _ = x.backward()?;
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use hsdp::{
     DynamicScale, Error, LossScaling, LossSum, ModelOptions, NonFinite, Optimizer as _, Param,
-    ShardedModel, Step, StepOptions, Uneven, Verdict, World,
+    ShardedModel, Step, StepOptions, Uneven, Unused, Verdict, World,
 };
 use hsdp_comm::{Channel, Op};
 use hsdp_sharding::{BufferId, ModelSpec, Unit};
@@ -89,27 +89,31 @@ fn writes_count_at_the_end_of_a_step() {
 /// Only the first step that counts is looked at, and only by rank 0.
 #[test]
 fn an_averaged_buffer_that_no_rank_writes_is_named_once() {
-    let warnings = on_ranks(2, |world| {
-        let rank = world.rank().index();
-        let said = Said::default();
-        tracing::subscriber::with_default(said.clone(), || {
-            let mut model = model(world, &ModelOptions::on(mesh(1, 2)))?;
-            let mut sgd = hsdp::Sgd::new(&model, hsdp::SgdOptions::default());
-            for number in 0..2 {
-                let mut step = model.begin_step(StepOptions::microbatches(1))?;
-                springs::microbatch(&mut step, Batch::of(rank, number, 0))?;
-                let gradients = step.finish()?;
-                sgd.step(&mut model, gradients)?;
-            }
-            Ok::<_, Error>(())
-        })?;
-        Ok(said.warnings().into_iter().map(|(text, _)| text).collect::<Vec<_>>())
-    });
-    let [told, silent] = &warnings[..] else { panic!("two ranks") };
-    assert!(silent.is_empty(), "{silent:?}");
-    let [told] = &told[..] else { panic!("one warning is expected: {told:?}") };
-    let expected = "no rank has written these averaged buffers, and they keep their values: own;";
-    assert!(told.contains(expected), "{told}");
+    for unused in [Unused::ErrorInFirstStep, Unused::Warn, Unused::Zeros, Unused::ErrorOnAnyRank] {
+        let warnings = on_ranks(2, |world| {
+            let rank = world.rank().index();
+            let said = Said::default();
+            tracing::subscriber::with_default(said.clone(), || {
+                let options = ModelOptions { unused, ..ModelOptions::on(mesh(1, 2)) };
+                let mut model = model(world, &options)?;
+                let mut sgd = hsdp::Sgd::new(&model, hsdp::SgdOptions::default());
+                for number in 0..2 {
+                    let mut step = model.begin_step(StepOptions::microbatches(1))?;
+                    springs::microbatch(&mut step, Batch::of(rank, number, 0))?;
+                    let gradients = step.finish()?;
+                    sgd.step(&mut model, gradients)?;
+                }
+                Ok::<_, Error>(())
+            })?;
+            Ok(said.warnings().into_iter().map(|(text, _)| text).collect::<Vec<_>>())
+        });
+        let [told, silent] = &warnings[..] else { panic!("two ranks") };
+        assert!(silent.is_empty(), "{silent:?}");
+        let [told] = &told[..] else { panic!("one warning is expected: {told:?}") };
+        let expected =
+            "no rank has written these averaged buffers, and they keep their values: own;";
+        assert!(told.contains(expected), "{told}");
+    }
 }
 
 /// No message more than without buffers: their words go with the statement.

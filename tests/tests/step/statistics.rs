@@ -195,7 +195,7 @@ fn statistics_that_have_no_place_are_refused() {
         handle.statistics(NORMS, 0, Phase::Forward, vec![0.0; 5]).map(drop)
     });
     let expected = format!(
-        "the statistics of {} in unit norms come twice in microbatch 0, or after others",
+        "the statistics of {} in unit norms come twice in microbatch 0, or after those",
         spec()[NORMS].statistics[0].name
     );
     assert!(twice.contains(&expected), "{twice}");

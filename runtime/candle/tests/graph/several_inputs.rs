@@ -435,6 +435,12 @@ fn an_input_that_its_unit_cuts_off_is_named() {
             assert_eq!(warning(product, |x, y| Ok([x.detach(), y.clone()])), None);
             let mask = warning(product, |x, y| Ok([y.clone(), x.gt(0.0)?.to_dtype(x.dtype())?]));
             assert_eq!(mask, None);
+            // candle's sum of tensors without elements is the first of them.
+            let empty = warning(
+                |_, [x, y]| x.add(y)?.sum_all(),
+                |x, y| Ok([x.narrow(0, 0, 0)?, y.narrow(0, 0, 0)?]),
+            );
+            assert_eq!(empty, None);
         }
     }
 }
