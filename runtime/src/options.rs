@@ -177,8 +177,8 @@ pub enum Unused {
     /// Rank 0 warns once of the parameters that `ErrorInFirstStep` refuses. For models whose first
     /// step need not reach all parameters, such as experts without tokens.
     Warn,
-    /// Every step passes, without a warning of parameters. Where processes compute on devices, all units are
-    /// reduced at the end of a microbatch, for gradients that come then.
+    /// Every step passes, without a warning of parameters. Where processes compute on devices, all
+    /// units are reduced at the end of a microbatch, for gradients that come then.
     Zeros,
     /// A step fails on all ranks with
     /// [`GradientError::UnusedParameters`](crate::GradientError::UnusedParameters) if parameters

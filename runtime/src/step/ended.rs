@@ -168,8 +168,8 @@ fn check_each_rank(context: &Context, step: u64, agreement: &Agreement) -> Resul
 
 /// Refuses the first step, or warns of it on rank 0, if parameters got no gradient on any rank. A
 /// model that has made steps before, in another process, is not refused. Under each policy, rank 0
-/// warns of averaged buffers that no rank has written. A step that is refused, and one without data,
-/// is followed by another first step. All ranks come to the same end.
+/// warns of averaged buffers that no rank has written. A step that is refused, and one without
+/// data, is followed by another first step. All ranks come to the same end.
 ///
 /// # Errors
 /// [`GradientError::WithoutGradient`](crate::GradientError::WithoutGradient).
