@@ -26,7 +26,7 @@
 //! | an update with division and cast in one pass | `fused=True`, `grad_scale` | [`update_in_blocks`] |
 //! | reductions of collectives | `ReduceOp` | [`reduce_elements`], [`average_elements`] |
 //! | a copy that bypasses the caches | | [`copy_past_caches`], [`copy_all_past_caches`] |
-//! | products of matrices | `torch.matmul` | [`matmul`] of a [`Matrix`] and another |
+//! | products of matrices | `torch.matmul` | [`matmul`] or [`product`] of a [`Matrix`] and another |
 //! | loops of another crate with this machine's vectors | | [`vectorized`] |
 //! | an output that several threads fill | | [`DisjointVec`], [`DisjointBuffer`] |
 //! | peak memory, measured | `torch.cuda.max_memory_allocated` | [`memory`] |
@@ -93,7 +93,7 @@ pub use self::element::{Element, Real};
 pub use self::error::Error;
 pub use self::gradient::{GradientValues, read_once};
 pub use self::inspect::{first_non_finite, squared_distance, squared_norm};
-pub use self::matmul::{Matrix, Threads, matmul};
+pub use self::matmul::{Matrix, Threads, matmul, product};
 pub use self::optimizer::{
     AdamWStep, EIGHT_BIT_BLOCK, EightBit, FusedUpdate, LionStep, MatrixDType, MomentumKind,
     MuonStep, NewtonSchulz, SgdStep, UPDATE_BLOCK, adafactor, adamw, adamw_8bit, lion, muon,

@@ -80,21 +80,50 @@ impl Threads {
 ///
 /// # Panics
 /// If `a` has not as many columns as `b` has rows, or `target` has not the size of the product.
-pub fn matmul(target: &mut [f32], fold: Fold, [a, b]: [Matrix<'_>; 2], threads: Threads) {
+pub fn matmul(target: &mut [f32], fold: Fold, factors: [Matrix<'_>; 2], threads: Threads) {
+    let [a, b] = factors;
     assert_eq!(a.columns, b.rows, "the inner sizes of a product");
     assert_eq!(a.rows.checked_mul(b.columns), Some(target.len()), "the elements of a product");
+    // SAFETY: K-6, the target is borrowed alone, and has the size of the product.
+    unsafe { multiply(target.as_mut_ptr(), fold, factors, threads) }
+}
+
+/// Returns the product of `a` and `b`, whose rows are contiguous. It has the bits of [`matmul`], and
+/// its memory is written once.
+///
+/// # Panics
+/// If `a` has not as many columns as `b` has rows, or there is no memory for the product.
+#[must_use]
+pub fn product(factors: [Matrix<'_>; 2], threads: Threads) -> Vec<f32> {
+    let [a, b] = factors;
+    assert_eq!(a.columns, b.rows, "the inner sizes of a product");
+    let len = a.rows.checked_mul(b.columns).expect("a product whose elements can be counted");
+    let mut product = Vec::<f32>::with_capacity(len);
+    // SAFETY: K-6, the target is the capacity of a new vector, which has the size of the product.
+    unsafe { multiply(product.as_mut_ptr(), Fold::Replace, factors, threads) }
+    // SAFETY: K-6, a product that replaces its target writes all elements, and reads none.
+    unsafe { product.set_len(len) };
+    product
+}
+
+/// Computes a product at `target`.
+///
+/// # Safety
+/// K-6: `target` points to as many elements as the product has, which no other code accesses. They
+/// are initialized if the product is added.
+unsafe fn multiply(target: *mut f32, fold: Fold, [a, b]: [Matrix<'_>; 2], threads: Threads) {
     let row = b.columns.cast_signed();
     let column = 1;
     let [(a_row, a_column), (b_row, b_column)] = [a, b]
         .map(|Matrix { strides: (row, column), .. }| (row.cast_signed(), column.cast_signed()));
     // SAFETY: K-6, the sizes and strides of each matrix reach no further than its elements, and the
-    // target is borrowed alone.
+    // caller vouches for the target.
     unsafe {
         gemm(
             a.rows,
             b.columns,
             a.columns,
-            target.as_mut_ptr(),
+            target,
             column,
             row,
             fold == Fold::Add,

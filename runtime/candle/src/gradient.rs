@@ -1,38 +1,153 @@
-//! A gradient in a candle tensor, lent to the reduction without a copy.
+//! Gradients of tensors: their sums, and how they are lent to the reduction without a copy.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, Result, Storage, Tensor, bail};
-use hsdp_kernels::{GradientValues, Values};
+use hsdp_kernels::{Divisor, Fold, GradientValues, Values, Wire, contribute};
+use rayon::prelude::*;
 
-/// Lends a gradient, multiplied by `factor` in f32. A contiguous gradient with the factor 1 is not
-/// copied.
-pub(crate) fn lent(gradient: &Tensor, factor: f32) -> Result<Arc<dyn GradientValues>> {
-    #[cfg(feature = "candle-cuda")]
-    if gradient.device().is_cuda() {
-        let gradient = gradient.detach();
-        let gradient = match factor {
-            1.0 => gradient,
-            _ => (gradient.to_dtype(candle_core::DType::F32)? * f64::from(factor))?,
-        };
-        return crate::cuda::lent(gradient.contiguous()?);
+/// Gradient of a tensor on the host, in f32 and row-major order. Clones share the elements.
+#[derive(Clone, Debug)]
+pub struct Gradient(Arc<Vec<f32>>);
+
+impl Gradient {
+    /// Returns a gradient of zeros.
+    pub(crate) fn zeros(len: usize) -> Self {
+        Self::from(vec![0.0; len])
     }
-    let gradient = TensorGradient::new(gradient)?;
-    Ok(match factor {
-        1.0 => Arc::new(gradient),
-        _ => Arc::new(ScaledGradient { gradient, factor }),
-    })
+
+    /// Returns the elements.
+    #[must_use]
+    pub fn elements(&self) -> &[f32] {
+        &self.0
+    }
+}
+
+impl From<Vec<f32>> for Gradient {
+    fn from(elements: Vec<f32>) -> Self {
+        Self(Arc::new(elements))
+    }
+}
+
+impl GradientValues for Gradient {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn read(&self, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
+        visit(Values::F32(&self.0[range]));
+    }
+}
+
+/// Sum of the gradients of a tensor.
+#[derive(Clone, Debug)]
+pub(crate) enum GradientSum {
+    /// Gradients of layers on the host.
+    Host(Gradient),
+    /// A gradient that candle has computed, without a history.
+    Tensor(Tensor),
+}
+
+impl GradientSum {
+    /// Adds a gradient. Those of layers are added in f32, in place if this sum has the only
+    /// reference to its elements. Two of candle's are added as candle adds them, in their dtype.
+    pub(crate) fn plus(self, other: Self) -> Result<Self> {
+        let (host, other) = match (self, other) {
+            (Self::Host(host), other) | (other, Self::Host(host)) => (host, other),
+            (Self::Tensor(sum), Self::Tensor(other)) => {
+                return Ok(Self::Tensor((sum + other)?.detach()));
+            }
+        };
+        let (mut sum, other): (_, Arc<dyn GradientValues>) = match other {
+            Self::Tensor(other) => (host, Arc::new(TensorGradient::new(&other)?)),
+            Self::Host(other) if Arc::strong_count(&host.0) > 1 => (other, Arc::new(host)),
+            Self::Host(other) => (host, Arc::new(other)),
+        };
+        if sum.0.len() != other.len() {
+            bail!("a gradient of {} elements was added to one of {}", other.len(), sum.0.len())
+        }
+        let elements: &mut Vec<f32> = Arc::make_mut(&mut sum.0);
+        add(elements, &*other);
+        Ok(Self::Host(sum))
+    }
+
+    /// Returns the sum in f32, on the host.
+    pub(crate) fn into_gradient(self) -> Result<Gradient> {
+        match self {
+            Self::Host(gradient) => Ok(gradient),
+            Self::Tensor(tensor) => {
+                let lent = TensorGradient::new(&tensor)?;
+                let mut wide = Vec::new();
+                lent.read(0..lent.len(), &mut |values| wide = values.to_f32());
+                Ok(wide.into())
+            }
+        }
+    }
+
+    /// Returns the sum as a tensor of the shape and the dtype of another.
+    pub(crate) fn into_tensor_like(self, like: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Host(Gradient(elements)) => {
+                let elements = Arc::unwrap_or_clone(elements);
+                Tensor::from_vec(elements, like.shape(), like.device())?.to_dtype(like.dtype())
+            }
+            Self::Tensor(tensor) => tensor.reshape(like.shape())?.to_dtype(like.dtype()),
+        }
+    }
+
+    /// Lends the sum, multiplied by `factor` in f32. It is not copied if the factor is 1 and the
+    /// elements are contiguous.
+    pub(crate) fn lent(&self, factor: f32) -> Result<Arc<dyn GradientValues>> {
+        let tensor = match self {
+            Self::Host(gradient) if factor == 1.0 => return Ok(Arc::new(gradient.clone())),
+            Self::Host(gradient) => {
+                return Ok(Arc::new(ScaledGradient { gradient: gradient.clone(), factor }));
+            }
+            Self::Tensor(tensor) => tensor,
+        };
+        #[cfg(feature = "candle-cuda")]
+        if tensor.device().is_cuda() {
+            let tensor = match factor {
+                1.0 => tensor.clone(),
+                _ => (tensor.to_dtype(candle_core::DType::F32)? * f64::from(factor))?,
+            };
+            return crate::cuda::lent(tensor.contiguous()?);
+        }
+        let gradient = TensorGradient::new(tensor)?;
+        Ok(match factor {
+            1.0 => Arc::new(gradient),
+            _ => Arc::new(ScaledGradient { gradient, factor }),
+        })
+    }
+}
+
+/// Number of elements that a thread adds at a time.
+const CHUNK: usize = 1 << 15;
+
+/// Adds a gradient to a sum. Threads of rayon's pool share the work.
+fn add(sum: &mut [f32], gradient: &dyn GradientValues) {
+    let add_chunk = |(index, sum): (usize, &mut [f32])| {
+        let start = index * CHUNK;
+        gradient.read(start..start + sum.len(), &mut |values| {
+            contribute(sum, values, Divisor::ONE, Wire::F32, Fold::Add);
+        });
+    };
+    match rayon::current_num_threads() {
+        // In a pool of one thread, ranks that are threads would wait for each other.
+        1 => sum.chunks_mut(CHUNK).enumerate().for_each(add_chunk),
+        _ => sum.par_chunks_mut(CHUNK).enumerate().for_each(add_chunk),
+    }
 }
 
 /// A gradient times a factor, in f32. Products are computed as they are read, a range at a time.
 #[derive(Debug)]
-struct ScaledGradient {
-    gradient: TensorGradient,
+struct ScaledGradient<G> {
+    gradient: G,
     factor: f32,
 }
 
-impl GradientValues for ScaledGradient {
+impl<G: GradientValues> GradientValues for ScaledGradient<G> {
     fn len(&self) -> usize {
         self.gradient.len()
     }
@@ -137,7 +252,8 @@ mod tests {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             let values = Tensor::new(&[1_f32, -2.0, 0.5, 3.0], &Device::Cpu).expect("4 elements");
             let gradient = values.to_dtype(dtype).expect("a float");
-            let scaled = lent(&gradient, factor).expect("a float on the host");
+            let sum = GradientSum::Tensor(gradient);
+            let scaled = sum.lent(factor).expect("a float on the host");
             assert_eq!(scaled.len(), 4);
             let mut seen = Vec::new();
             scaled.read(1..4, &mut |values| match values {

@@ -20,37 +20,37 @@
 //! not depend on is not in the chain, so that parameters before it do not seem to be trained.
 //!
 //! A recomputed unit is one op, [`RecomputeOp`](crate::recompute::RecomputeOp), whose parent is the
-//! chain. Its backward runs a backward of its own, which [`IdentityOp::Seed`] begins, and leaves
-//! the gradient of each input to the input's `InputOp`. Only the op depends on the chain, so candle
-//! comes to each `InputOp` after the op and before its input, whatever else depends on that input.
+//! chain. Its backward runs a backward of its own, and leaves the gradient of each input to the
+//! input's cell, or to its `InputOp`. Only the op depends on the chain, so candle comes to each
+//! `InputOp` after the op and before its input, whatever else depends on that input.
+//!
+//! Where a scalar represents a tensor in the graph (see [`layer`](crate::layer)), these ops are
+//! applied to the scalar.
 
 use std::sync::Arc;
 
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor, bail};
 #[cfg(feature = "candle-cuda")]
-use candle_core::CudaStorage;
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Storage, Tensor, bail};
+use candle_core::{CudaStorage, Storage};
 use parking_lot::Mutex;
 
 #[cfg(feature = "candle-cuda")]
 use crate::cuda;
+use crate::gradient::{Gradient, GradientSum};
+use crate::layer::GradientCell;
+#[cfg(feature = "candle-cuda")]
 use crate::storage::Gathered;
 use crate::unit::{LiveUnit, UnitUsage};
 use crate::zeros;
 
-/// Op that makes a tensor of a gathered parameter, by a move on the CPU and a copy on a GPU. Its
-/// backward takes the gradient.
+/// Op on the anchor, whose result represents a parameter on the CPU. Its backward passes the
+/// gradient to the unit.
 pub(crate) struct Unshard {
     pub(crate) unit: Arc<LiveUnit>,
     /// Index of the parameter in the unit.
     pub(crate) index: usize,
-    pub(crate) parameter: Mutex<Option<Gathered>>,
-}
-
-impl Unshard {
-    /// Takes the parameter's storage, once.
-    fn storage(&self) -> Result<Option<Storage>> {
-        self.parameter.lock().take().map(Gathered::into_storage).transpose()
-    }
+    /// Gradient of the parameter.
+    pub(crate) cell: Arc<GradientCell>,
 }
 
 impl CustomOp1 for Unshard {
@@ -58,23 +58,50 @@ impl CustomOp1 for Unshard {
         "unshard"
     }
 
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        match self.storage()? {
-            Some(Storage::Cpu(storage)) => Ok((storage, self.unit.shape(self.index))),
-            _ => bail!("unshard ran twice, or on another device than its pass"),
-        }
+    fn cpu_fwd(&self, anchor: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        copy(anchor, layout)
     }
 
-    #[cfg(feature = "candle-cuda")]
+    fn bwd(&self, _: &Tensor, parameter: &Tensor, _: &Tensor) -> Result<Option<Tensor>> {
+        let zeros = || Gradient::zeros(self.unit.shape(self.index).elem_count());
+        // Without a gradient, only the order of the backward has led here.
+        let gradient = self.cell.take().unwrap_or_else(|| GradientSum::Host(zeros()));
+        let counts = zeros::counts(parameter.id(), &gradient)?;
+        self.unit.accept(self.index, counts.then_some(gradient))?;
+        Ok(None)
+    }
+}
+
+/// Op that makes a tensor of a gathered parameter on a GPU, by a copy. Its backward takes the
+/// gradient.
+#[cfg(feature = "candle-cuda")]
+pub(crate) struct UnshardOnDevice {
+    pub(crate) unit: Arc<LiveUnit>,
+    /// Index of the parameter in the unit.
+    pub(crate) index: usize,
+    pub(crate) parameter: Mutex<Option<Gathered>>,
+}
+
+#[cfg(feature = "candle-cuda")]
+impl CustomOp1 for UnshardOnDevice {
+    fn name(&self) -> &'static str {
+        "unshard"
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        bail!("unshard ran on another device than its pass")
+    }
+
     fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
-        match self.storage()? {
+        match self.parameter.lock().take().map(Gathered::into_storage).transpose()? {
             Some(Storage::Cuda(storage)) => Ok((storage, self.unit.shape(self.index))),
             _ => bail!("unshard ran twice, or on another device than its pass"),
         }
     }
 
     fn bwd(&self, _: &Tensor, parameter: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        let counts = zeros::counts(parameter.id(), gradient)?;
+        let gradient = GradientSum::Tensor(gradient.detach());
+        let counts = zeros::counts(parameter.id(), &gradient)?;
         self.unit.accept(self.index, counts.then_some(gradient))?;
         Ok(None)
     }

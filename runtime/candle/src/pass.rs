@@ -20,6 +20,7 @@ use self::reader::PassReader;
 use self::start::{LossForm, Start};
 use crate::convert::{candle_dtype, cast_inputs, cast_output, casts_inputs, is_in_16_bits};
 use crate::error::{CUTS, DeclarationError, Error, LostGradients};
+use crate::layer::{in_graph, through};
 use crate::model::{Forward, RepeatableForward, Units};
 use crate::ops::{BeforeBackward, IdentityOp, InputOp};
 use crate::recompute::is_differentiated;
@@ -183,10 +184,10 @@ impl<'step> Pass<'step> {
             _ if !is_differentiated(input) => Ok(input.clone()),
             InputWatch::Inputs => {
                 usage.watch_input();
-                input.apply_op1(IdentityOp::AfterBackward(Arc::clone(usage)))
+                through(input, |it| it.apply_op1(IdentityOp::AfterBackward(Arc::clone(usage))))
             }
             InputWatch::Off if self.seeks_cuts && inputs.len() > 1 => {
-                input.broadcast_as(input.shape())
+                through(input, |it| it.broadcast_as(it.shape()))
             }
             InputWatch::Off => Ok(input.clone()),
         };
@@ -205,14 +206,17 @@ impl<'step> Pass<'step> {
             self.seeks_cuts.then(|| zeros::ids_before(output).collect());
         let is_parent = |input: &Tensor| {
             is_differentiated(input)
-                && before.as_ref().is_none_or(|before| before.contains(&input.id()))
+                && before.as_ref().is_none_or(|before| {
+                    before.contains(&input.id()) || before.contains(&in_graph(input).id())
+                })
         };
         let parents: Vec<bool> = inputs.iter().map(is_parent).collect();
         let mut chain = self.anchor.detach();
         for (input, _) in inputs.iter().zip(&parents).filter(|(_, is_parent)| **is_parent) {
-            chain = chain.apply_op2(input, InputOp::default())?;
+            chain = chain.apply_op2(&in_graph(input), InputOp::default())?;
         }
-        let output = chain.apply_op2(output, BeforeBackward(Arc::clone(usage)))?;
+        let hook = BeforeBackward(Arc::clone(usage));
+        let output = through(output, |it| chain.apply_op2(it, hook))?;
         self.note_output(own, inputs, &parents, &output);
         Ok(output)
     }
@@ -221,9 +225,11 @@ impl<'step> Pass<'step> {
     /// of it. candle keeps only some parents of a tensor without elements, and no gradient is lost
     /// there.
     fn note_output(&self, own: &LiveUnit, inputs: &[Tensor], parents: &[bool], output: &Tensor) {
+        let is_empty = output.elem_count() == 0;
+        let output = in_graph(output);
         self.graph.note_output(output.id());
         for (index, (input, is_parent)) in inputs.iter().zip(parents).enumerate() {
-            let is_empty = input.elem_count() == 0 || output.elem_count() == 0;
+            let is_empty = input.elem_count() == 0 || is_empty;
             let is_cut = !is_parent && !is_empty && is_differentiated(input);
             if is_cut && zeros::has_variables_before(input) {
                 let unit = own.name().to_owned();

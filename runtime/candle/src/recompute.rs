@@ -14,24 +14,28 @@
 //! [`Unshard`](crate::ops::Unshard), and to the op of each input ([`InputOp`]).
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 #[cfg(feature = "candle-cuda")]
 use candle_core::CudaStorage;
 use candle_core::backprop::GradStore;
+use candle_core::op::BackpropOp;
 use candle_core::{
-    CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Storage, Tensor, Var, bail,
+    CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Storage, Tensor, TensorId, Var,
+    bail,
 };
 use hsdp::{BufferId, ModelSpec, ParamId};
 use hsdp_sharding::Role;
 use parking_lot::Mutex;
 
 use crate::error::{Error, LostGradients};
+use crate::gradient::{Gradient, GradientSum};
+use crate::layer::{GradientCell, Node, can_be_node, copied, plain, viewed};
 use crate::model::{ForwardMode, Parameters, RepeatableForward};
 use crate::ops::{IdentityOp, InputOp, copy};
 use crate::statistics::{self, BatchStatistics, RecordedSums};
-use crate::storage::{move_back, move_to_variable};
+use crate::storage::{move_back, take_storage};
 use crate::unit::{LiveUnit, UnitUsage};
 use crate::variables::Reached;
 use crate::zeros;
@@ -50,17 +54,101 @@ pub(crate) fn input_leaf(input: &Tensor) -> Result<Tensor> {
     }
 }
 
+/// A variable of a second run, whose elements are those of a parameter or of an input.
+struct RunVariable {
+    tensor: Tensor,
+    /// The variable: the scalar that represents the tensor in candle's graph, or the tensor.
+    variable: Tensor,
+    /// Gradient of a tensor that a scalar represents.
+    cell: Option<Arc<GradientCell>>,
+}
+
+impl RunVariable {
+    /// Makes a variable with these elements.
+    fn new(elements: Storage, like: &Tensor) -> Result<Self> {
+        let shape = like.shape().clone();
+        if !can_be_node(like) {
+            let tensor = Tensor::from_storage(elements, shape, BackpropOp::none(), true);
+            return Ok(Self { variable: tensor.clone(), tensor, cell: None });
+        }
+        let variable = Var::new(0_f32, &Device::Cpu)?.into_inner();
+        let cell = Arc::<GradientCell>::default();
+        let tensor = viewed(variable.clone(), Arc::clone(&cell), elements, shape)?;
+        Ok(Self { tensor, variable, cell: Some(cell) })
+    }
+
+    /// Makes the variable of an input, by a copy, or a constant if candle's backward does not reach
+    /// the input.
+    fn of_input(input: &Tensor) -> Result<Self> {
+        if !is_differentiated(input) || !can_be_node(input) {
+            let tensor = input_leaf(input)?;
+            return Ok(Self { variable: tensor.clone(), tensor, cell: None });
+        }
+        Self::new(copied(input)?, input)
+    }
+
+    /// Takes the gradient. `None` if the output of the run does not depend on the variable.
+    fn gradient(&self, gradients: &mut GradStore) -> Option<GradientSum> {
+        match &self.cell {
+            Some(cell) => cell.take(),
+            // candle's gradients have a history, which keeps tensors of this run alive.
+            None => gradients.remove(&self.variable).map(|it| GradientSum::Tensor(it.detach())),
+        }
+    }
+}
+
 /// An input of a recomputed use.
 pub(crate) struct RecomputedInput {
     /// The input, without a history if the output does not depend on it.
     pub(crate) tensor: Tensor,
-    /// Op in candle's graph that gives the input its gradient.
+    /// Op in candle's graph that gives the input its gradient, if no scalar represents the input.
     pub(crate) op: InputOp,
 }
 
 impl From<Tensor> for RecomputedInput {
     fn from(tensor: Tensor) -> Self {
         Self { tensor, op: InputOp::default() }
+    }
+}
+
+impl RecomputedInput {
+    fn set_gradient(&self, gradient: GradientSum) -> Result<()> {
+        match Node::known(&self.tensor) {
+            Some(node) => node.cell.add(gradient)?,
+            None => self.op.set_gradient(gradient.into_tensor_like(&self.tensor)?),
+        }
+        Ok(())
+    }
+}
+
+/// The output of a recomputed use.
+pub(crate) enum RecomputedOutput {
+    /// An output whose gradient candle computes. The tensor is that of the first run until it
+    /// becomes the output of the op.
+    OfOp(Mutex<Option<Tensor>>),
+    /// An output that a scalar represents.
+    Viewed {
+        cell: Arc<GradientCell>,
+        /// The output, without a history.
+        output: Arc<OnceLock<Tensor>>,
+    },
+}
+
+impl RecomputedOutput {
+    /// Takes the output of the first run, without a history.
+    pub(crate) fn of(output: &Tensor) -> Self {
+        match can_be_node(output) {
+            true => Self::Viewed { cell: Arc::default(), output: Arc::default() },
+            false => Self::OfOp(Mutex::new(Some(output.clone()))),
+        }
+    }
+
+    /// Takes the output of the first run from an op that has not run.
+    fn take(&self) -> Result<Tensor> {
+        match self {
+            Self::OfOp(output) if let Some(output) = output.lock().take() => Ok(output),
+            _ => bail!("a recomputed unit ran its first forward twice"),
+        }
     }
 }
 
@@ -92,17 +180,28 @@ pub(crate) struct RecomputeOp {
     pub(crate) buffers: Vec<(BufferId, Tensor)>,
     /// Sums of statistics that the first run has seen.
     pub(crate) statistics: Vec<Arc<RecordedSums>>,
-    /// Output of the first run, until it becomes the output of the op.
-    pub(crate) output: Mutex<Option<Tensor>>,
+    pub(crate) output: RecomputedOutput,
 }
 
 impl RecomputeOp {
+    /// Applies the op to the chain of its inputs. Returns a copy of the output of the first run.
+    pub(crate) fn apply(self, chain: &Tensor, output: &Tensor) -> Result<Tensor> {
+        let RecomputedOutput::Viewed { cell, output: place } = &self.output else {
+            return chain.apply_op1(self);
+        };
+        let (cell, place) = (Arc::clone(cell), Arc::clone(place));
+        let output = viewed(chain.apply_op1(self)?, cell, copied(output)?, output.shape().clone())?;
+        let _ = place.set(plain(&output));
+        Ok(output)
+    }
+
     /// Runs the forward again and its backward, and delivers the gradients of the parameters and of
-    /// the inputs.
-    fn rerun(&self, output: &Tensor, gradient: &Tensor) -> Result<()> {
+    /// the inputs. `op` is the result of this op in candle's graph, and `output` the first output.
+    fn rerun(&self, op: TensorId, output: &Tensor, gradient: GradientSum) -> Result<()> {
         let _span = tracing::trace_span!("recompute", unit = self.own.id().index()).entered();
-        let leaves = self.inputs.iter().map(|input| input_leaf(&input.tensor));
-        let leaves = leaves.collect::<Result<Vec<_>>>()?;
+        let variables = self.inputs.iter().map(|input| RunVariable::of_input(&input.tensor));
+        let variables = variables.collect::<Result<Vec<_>>>()?;
+        let leaves: Vec<_> = variables.iter().map(|it| it.tensor.clone()).collect();
         let run = SecondRun::of(self);
         let mut gradients = {
             let again = (self.forward)(&run, &leaves)?;
@@ -111,19 +210,27 @@ impl RecomputeOp {
                            new seed";
                 Err(self.not_repeatable(how.to_owned()))?;
             }
-            if run.reaches_others(&again, &leaves) {
+            if run.reaches_others(&again, &variables) {
                 let how = "its second run depends on a tensor with a history that this run did not \
                            make, as a cache of a value computed from parameters, whose gradients \
                            would be lost";
                 Err(self.not_repeatable(how.to_owned()))?;
             }
-            again.apply_op1(IdentityOp::Seed(gradient.clone()))?.backward()?
+            match Node::known(&again) {
+                Some(node) => {
+                    node.cell.add(gradient)?;
+                    node.scalar.backward()?
+                }
+                None => {
+                    let seed = gradient.into_tensor_like(&again)?;
+                    again.apply_op1(IdentityOp::Seed(seed))?.backward()?
+                }
+            }
         };
-        run.deliver(output, &mut gradients)?;
-        for (input, leaf) in self.inputs.iter().zip(&leaves) {
-            if let Some(gradient) = gradients.remove(leaf) {
-                // candle's gradients have a history, which keeps tensors of this run alive.
-                input.op.set_gradient(gradient.detach());
+        run.deliver(op, &mut gradients)?;
+        for (input, variable) in self.inputs.iter().zip(&variables) {
+            if let Some(gradient) = variable.gradient(&mut gradients) {
+                input.set_gradient(gradient)?;
             }
         }
         Ok(())
@@ -132,13 +239,6 @@ impl RecomputeOp {
     fn not_repeatable(&self, how: String) -> Error {
         Error::LostGradients(LostGradients::NotRepeatable { unit: self.own.name().to_owned(), how })
     }
-
-    fn take_output(&self) -> Result<Tensor> {
-        match self.output.lock().take() {
-            Some(output) => Ok(output),
-            None => bail!("a recomputed unit ran its first forward twice"),
-        }
-    }
 }
 
 impl CustomOp1 for RecomputeOp {
@@ -146,8 +246,11 @@ impl CustomOp1 for RecomputeOp {
         "recomputed unit"
     }
 
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        let output = self.take_output()?;
+    fn cpu_fwd(&self, chain: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        if let RecomputedOutput::Viewed { .. } = self.output {
+            return copy(chain, layout);
+        }
+        let output = self.output.take()?;
         let (storage, layout) = output.storage_and_layout();
         match &*storage {
             Storage::Cpu(storage) => copy(storage, layout),
@@ -157,7 +260,7 @@ impl CustomOp1 for RecomputeOp {
 
     #[cfg(feature = "candle-cuda")]
     fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
-        let output = self.take_output()?;
+        let output = self.output.take()?;
         let (storage, layout) = output.storage_and_layout();
         match &*storage {
             Storage::Cuda(storage) => crate::cuda::copy(storage, layout),
@@ -165,9 +268,19 @@ impl CustomOp1 for RecomputeOp {
         }
     }
 
-    fn bwd(&self, inputs: &Tensor, output: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+    fn bwd(&self, inputs: &Tensor, result: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
         self.usage.gather()?;
-        self.rerun(output, gradient)?;
+        match &self.output {
+            RecomputedOutput::OfOp(_) => {
+                self.rerun(result.id(), result, GradientSum::Tensor(gradient.detach()))?;
+            }
+            RecomputedOutput::Viewed { cell, output } => {
+                let output = output.get().expect("`apply` sets the output");
+                let zeros = || GradientSum::Host(Gradient::zeros(output.elem_count()));
+                // Without a gradient, only the order of the backward has led here.
+                self.rerun(result.id(), output, cell.take().unwrap_or_else(zeros))?;
+            }
+        }
         self.usage.release()?;
         zeros::for_parent(inputs)
     }
@@ -179,7 +292,7 @@ struct SecondRun<'a> {
     op: &'a RecomputeOp,
     /// Variables, and the tensors that get their storages back, by the parameter's index in
     /// `reads`.
-    leaves: Mutex<BTreeMap<usize, (Tensor, Tensor)>>,
+    leaves: Mutex<BTreeMap<usize, (RunVariable, Tensor)>>,
     /// Number of reads of buffers so far.
     buffers_read: AtomicUsize,
 }
@@ -203,38 +316,39 @@ impl<'a> SecondRun<'a> {
         }
         let mut leaves = self.leaves.lock();
         if let Some((leaf, _)) = leaves.get(&place) {
-            return Ok(leaf.clone());
+            return Ok(leaf.tensor.clone());
         }
-        let leaf = move_to_variable(&tensor)?;
-        leaves.insert(place, (leaf.clone(), tensor));
-        Ok(leaf)
+        let leaf = RunVariable::new(take_storage(&tensor)?, &tensor)?;
+        let read = leaf.tensor.clone();
+        leaves.insert(place, (leaf, tensor));
+        Ok(read)
     }
 
     /// Returns whether the output depends on variables that are neither parameters in this run nor
     /// its inputs.
-    fn reaches_others(&self, output: &Tensor, inputs: &[Tensor]) -> bool {
+    fn reaches_others(&self, output: &Tensor, inputs: &[RunVariable]) -> bool {
         let leaves = self.leaves.lock();
-        let is_known = |variable: &Tensor| {
-            inputs.iter().any(|input| input.id() == variable.id())
-                || leaves.values().any(|(leaf, _)| leaf.id() == variable.id())
-        };
+        let mut known = inputs.iter().chain(leaves.values().map(|(leaf, _)| leaf));
+        let known: Vec<_> = known.by_ref().map(|it| it.variable.id()).collect();
+        let is_known = |variable: &Tensor| known.contains(&variable.id());
         let Reached { anchors, programs, .. } = Reached::from(output);
         !anchors.is_empty() || !programs.iter().all(is_known)
     }
 
     /// Returns the storages to their tensors, and then passes the gradients to the units. The last
     /// one frees the unit.
-    fn deliver(self, output: &Tensor, gradients: &mut GradStore) -> Result<()> {
+    /// `op` is the result of the recomputed unit in candle's graph.
+    fn deliver(self, op: TensorId, gradients: &mut GradStore) -> Result<()> {
         let leaves = self.leaves.into_inner();
-        leaves.values().try_for_each(|(leaf, tensor)| move_back(leaf, tensor))?;
+        leaves.values().try_for_each(|(leaf, tensor)| move_back(&leaf.tensor, tensor))?;
         for (place, read) in self.op.reads.iter().enumerate() {
             if read.is_trainable() {
-                let piece = leaves.get(&place).and_then(|(leaf, _)| gradients.remove(leaf));
+                let piece = leaves.get(&place).and_then(|(leaf, _)| leaf.gradient(gradients));
                 let piece = match piece {
-                    Some(piece) if zeros::counts(output.id(), &piece)? => Some(piece),
+                    Some(piece) if zeros::counts(op, &piece)? => Some(piece),
                     _ => None,
                 };
-                read.unit.accept(read.index, piece.as_ref())?;
+                read.unit.accept(read.index, piece)?;
             }
         }
         self.op.statistics.iter().try_for_each(|sums| sums.end_backward())

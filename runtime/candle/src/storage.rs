@@ -70,11 +70,15 @@ pub(crate) fn vacate(tensor: &Tensor) -> Result<Option<HostBuffer>> {
     })
 }
 
+/// Takes the storage of `tensor`, which is vacant afterwards.
+pub(crate) fn take_storage(tensor: &Tensor) -> Result<Storage> {
+    exchange(tensor, vacant(tensor.device())?)
+}
+
 /// Moves the storage of `tensor`, which has no elements outside the tensor, into a new variable.
 /// `tensor` is vacant until [`move_back`].
 pub(crate) fn move_to_variable(tensor: &Tensor) -> Result<Tensor> {
-    let storage = exchange(tensor, vacant(tensor.device())?)?;
-    Ok(Tensor::from_storage(storage, tensor.shape(), BackpropOp::none(), true))
+    Ok(Tensor::from_storage(take_storage(tensor)?, tensor.shape(), BackpropOp::none(), true))
 }
 
 /// Moves the storage of `variable` back into `tensor`.

@@ -24,7 +24,8 @@ use hsdp_sharding::{AfterForward, Role};
 use parking_lot::Mutex;
 
 use crate::error::{Error, LostGradients};
-use crate::gradient;
+use crate::gradient::GradientSum;
+use crate::layer;
 use crate::storage::{Gathered, vacate};
 
 /// A unit in one microbatch. Custom ops hold it, so it holds no tensor that an op made, which would
@@ -120,7 +121,7 @@ struct UnitParameter {
     /// Whether candle's graph reads it, and so contributes one piece of its gradient.
     in_graph: bool,
     /// Sum of the gradient's pieces so far.
-    gradient: Option<Tensor>,
+    gradient: Option<GradientSum>,
 }
 
 #[derive(Debug)]
@@ -247,7 +248,7 @@ impl LiveUnit {
 
     /// Records that a parameter was taken out, as `tensor`.
     pub(crate) fn was_taken(&self, index: usize, tensor: &Tensor) {
-        self.ledger.lock().parameters[index].storage = Some(tensor.detach());
+        self.ledger.lock().parameters[index].storage = Some(layer::plain(tensor));
     }
 
     /// Returns a tensor without an op that shares the storage of a parameter, if the parameter was
@@ -323,14 +324,13 @@ impl LiveUnit {
 
     /// Accepts a piece of a parameter's gradient. `None` if a recomputed use found that it has
     /// none. The last piece starts the reduction of the unit.
-    pub(crate) fn accept(&self, index: usize, piece: Option<&Tensor>) -> Result<(), Error> {
+    pub(crate) fn accept(&self, index: usize, piece: Option<GradientSum>) -> Result<(), Error> {
         self.check_backward()?;
         let mut ledger = self.ledger.lock();
         if let Some(piece) = piece {
             let gradient = &mut ledger.parameters[index].gradient;
-            let piece = piece.detach(); // or it would keep its graph alive
             *gradient = Some(match gradient.take() {
-                Some(sum) => (sum + piece)?,
+                Some(sum) => sum.plus(piece)?,
                 None => piece,
             });
         }
@@ -424,8 +424,7 @@ impl LiveUnit {
             return Ok(());
         }
         let factor = self.state.factor();
-        let lent =
-            |gradient: Option<Tensor>| gradient.map(|it| gradient::lent(&it, factor)).transpose();
+        let lent = |gradient: Option<GradientSum>| gradient.map(|it| it.lent(factor)).transpose();
         let gradients = gradients.into_iter().map(lent).collect::<candle_core::Result<_>>()?;
         Ok(self.handle.reduce(self.id, gradients)?)
     }

@@ -19,6 +19,7 @@ use std::collections::HashSet;
 use candle_core::{Result, Tensor, TensorId};
 use parking_lot::Mutex;
 
+use crate::gradient::GradientSum;
 use crate::variables::Reached;
 
 /// Inputs of a pass's units after which the unit cuts the graph.
@@ -187,9 +188,15 @@ pub(crate) fn note_collective(collective: &AppliedCollective<'_>, gradient: &Ten
 
 /// Returns whether a gradient counts, in the backward of `tensor`, which is the parameter or a
 /// recomputed unit that reads it. Zeros count only if the loss depends on that tensor.
-pub(crate) fn counts(tensor: TensorId, gradient: &Tensor) -> Result<bool> {
+pub(crate) fn counts(tensor: TensorId, gradient: &GradientSum) -> Result<bool> {
     let is_needed = |graph: &mut Option<Graph>| graph.as_mut().is_none_or(|it| it.needs(tensor));
-    Ok(GRAPH.with_borrow_mut(is_needed) || !are_zeros(gradient)?)
+    if GRAPH.with_borrow_mut(is_needed) {
+        return Ok(true);
+    }
+    Ok(match gradient {
+        GradientSum::Host(gradient) => gradient.elements().iter().any(|it| *it != 0.0),
+        GradientSum::Tensor(gradient) => !are_zeros(gradient)?,
+    })
 }
 
 /// Returns the gradient of a parent that only sets the order. It is zeros if candle tracks the

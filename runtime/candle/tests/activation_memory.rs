@@ -13,9 +13,9 @@ use common::{input, layer, layers, sharded};
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
-const ROWS: usize = 512;
+const ROWS: usize = 1024;
 const WIDTH: usize = 16;
-/// Bytes of one activation, in f32. The parameters of all layers have a quarter of them.
+/// Bytes of one activation, in f32. The parameters of all layers have an eighth of them.
 const ACTIVATION: u64 = 4 * (ROWS * WIDTH) as u64;
 
 /// A layer that makes eleven activations, and its output once more.

@@ -190,10 +190,10 @@ impl Gpt {
         let normed = layer_norm(p, &format!("{name}.ln_1"), x)?;
         let qkv = linear(p, &format!("{name}.attn.qkv"), &normed)?;
         let attended = attention(&qkv, self.config.heads)?;
-        let x = (x + linear(p, &format!("{name}.attn.proj"), &attended)?)?;
+        let x = nn::add(x, &linear(p, &format!("{name}.attn.proj"), &attended)?)?;
         let normed = layer_norm(p, &format!("{name}.ln_2"), &x)?;
         let hidden = nn::gelu(&linear(p, &format!("{name}.mlp.fc"), &normed)?)?;
-        x + linear(p, &format!("{name}.mlp.proj"), &hidden)?
+        nn::add(&x, &linear(p, &format!("{name}.mlp.proj"), &hidden)?)
     }
 }
 
@@ -206,7 +206,8 @@ fn embed(p: &dyn Parameters, tokens: &Tensor) -> Result<Tensor> {
     }
     let places: Vec<u32> = (0..batch).flat_map(|_| (0..).take(length)).collect();
     let places = Tensor::from_vec(places, (batch, length), tokens.device())?;
-    nn::embedding(tokens, &p.get("wte.weight")?)? + nn::embedding(&places, &p.get("wpe.weight")?)?
+    let tokens = nn::embedding(tokens, &p.get("wte.weight")?)?;
+    nn::add(&tokens, &nn::embedding(&places, &p.get("wpe.weight")?)?)
 }
 
 /// Maps `[batch, length, width]` to logits `[batch * length, vocab]`.
@@ -246,12 +247,16 @@ const WIDTHS: usize = 18;
 /// Sizes of the tensors outside of the blocks: the embeddings, their sum, and the last norm.
 const WIDTHS_OF_ENDS: usize = 3;
 
-/// Maximum sizes of additional tensors during the backward: of a block, of its attention beside the
-/// scores, and of the loss, in logits. These are measured. candle adds each gradient to zeros, so
-/// three tensors of a kind exist at once.
-const GRADIENT_WIDTHS: usize = 17;
-const ATTENTION_WIDTHS: usize = 12;
-const GRADIENT_LOGITS: usize = 3;
+/// Maximum sizes of gradients during the backward of a block: GELU has those of its output and of
+/// its input, 4 each, beside that of the residual stream.
+const GRADIENT_WIDTHS: usize = 9;
+
+/// Sizes of gradients during the backward of an attention, beside the scores: its output 1, queries,
+/// keys and values by head 3, the same in one tensor 3, and the residual stream 1.
+const ATTENTION_WIDTHS: usize = 8;
+
+/// Number of gradients of the logits.
+const GRADIENT_LOGITS: usize = 1;
 
 /// Bytes of the tensors that one microbatch needs on one rank: tensors that the forward keeps for
 /// the backward, and gradients that the backward holds. Small tensors are left out. A number beyond
@@ -284,16 +289,18 @@ impl Gpt {
     pub fn kept(&self, batch: usize, compute: DType) -> GptMemory {
         let GptConfig { vocab, context, width, heads, layers } = self.config;
         let bytes = compute.size_bytes();
-        let widths = |count| product([count, batch, context, width, bytes]);
-        let logits = |count| product([count, batch, context, vocab, bytes]);
+        let widths = |count, bytes| product([count, batch, context, width, bytes]);
+        let logits = |count, bytes| product([count, batch, context, vocab, bytes]);
         let room = room_of_scores(context, batch.saturating_mul(heads));
-        let of_block = widths(GRADIENT_WIDTHS).max(widths(ATTENTION_WIDTHS).saturating_add(room));
+        let wide = size_of::<f32>(); // gradients of layers are in f32
+        let of_attention = widths(ATTENTION_WIDTHS, wide).saturating_add(room);
+        let of_block = widths(GRADIENT_WIDTHS, wide).max(of_attention);
         GptMemory {
-            activations: widths(WIDTHS)
+            activations: widths(WIDTHS, bytes)
                 .saturating_mul(layers as u64)
-                .saturating_add(widths(WIDTHS_OF_ENDS)),
-            gradients: of_block.max(logits(GRADIENT_LOGITS)),
-            logits: logits(1),
+                .saturating_add(widths(WIDTHS_OF_ENDS, bytes)),
+            gradients: of_block.max(logits(GRADIENT_LOGITS, wide)),
+            logits: logits(1, bytes),
         }
     }
 }

@@ -20,6 +20,7 @@
 //! | [`soft_cap`] | `cap * torch.tanh(x / cap)` |
 //! | [`cross_entropy`] | `torch.nn.functional.cross_entropy(..., reduction="sum")` |
 //! | [`gelu`] | `torch.nn.functional.gelu(x, approximate="tanh")` |
+//! | [`add`] | `a + b` |
 //! | [`silu_mul`], [`gelu_mul`] | `silu(gate) * up`, `gelu(gate, approximate="tanh") * up` |
 //!
 //! **Dtypes.** Inputs are f32, bf16 or f16; labels and ids are whole numbers. Arithmetic and sums
@@ -52,7 +53,7 @@ mod rope;
 mod rows;
 mod scores;
 
-pub use activations::{gelu, gelu_mul, silu_mul, soft_cap};
+pub use activations::{add, gelu, gelu_mul, silu_mul, soft_cap};
 pub(crate) use attention::BLOCK;
 pub use attention::{attention, attention_packed};
 pub use batch_norm::{BatchNormOptions, batch_norm};

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use candle_core::{DType, Device, Shape, Tensor};
 use hsdp::{BufferId, ModelSpec, ParamId};
 use hsdp_sharding::Role;
-use parking_lot::Mutex;
 
 use super::Pass;
 use crate::convert::check_written;
 use crate::error::{DeclarationError, Error};
+use crate::layer::{self, GradientCell};
 use crate::model::{ForwardMode, Parameters};
 use crate::ops::Unshard;
 use crate::statistics::{self, BatchStatistics};
@@ -97,8 +97,17 @@ impl PassReader<'_, '_> {
             return Ok(parameter.into_tensor(unit.shape(index))?);
         }
         let unit = Arc::clone(unit);
-        let op = Unshard { unit, index, parameter: Mutex::new(Some(parameter)) };
-        Ok(self.pass.anchor.apply_op1(op)?)
+        #[cfg(feature = "candle-cuda")]
+        if self.pass.device.is_cuda() {
+            let parameter = parking_lot::Mutex::new(Some(parameter));
+            let op = crate::ops::UnshardOnDevice { unit, index, parameter };
+            return Ok(self.pass.anchor.apply_op1(op)?);
+        }
+        let shape = unit.shape(index);
+        let cell = Arc::<GradientCell>::default();
+        let scalar =
+            self.pass.anchor.apply_op1(Unshard { unit, index, cell: Arc::clone(&cell) })?;
+        Ok(layer::viewed(scalar, cell, parameter.into_storage()?, shape)?)
     }
 }
 

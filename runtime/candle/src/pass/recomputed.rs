@@ -13,9 +13,10 @@ use super::Pass;
 use super::reader::PassReader;
 use crate::convert::cast_inputs;
 use crate::error::{Error, LostGradients};
+use crate::layer::in_graph;
 use crate::model::{ForwardMode, Parameters, RepeatableForward};
 use crate::recompute::{
-    RecomputeOp, RecomputedInput, RecomputedRead, input_leaf, is_differentiated,
+    RecomputeOp, RecomputedInput, RecomputedOutput, RecomputedRead, input_leaf, is_differentiated,
 };
 use crate::statistics::{BatchStatistics, StatisticsRecord};
 use crate::storage::{move_back, move_to_variable};
@@ -94,8 +95,9 @@ impl Pass<'_> {
             PassKind::Evaluation | PassKind::EvaluationWithBackward => self.anchor.detach(),
         };
         for input in of_op.iter().filter(|input| is_differentiated(&input.tensor)) {
-            chain = chain.apply_op2(&input.tensor, input.op.clone())?;
+            chain = chain.apply_op2(&in_graph(&input.tensor), input.op.clone())?;
         }
+        let output = output.detach();
         let op = RecomputeOp {
             own: Arc::clone(own),
             forward,
@@ -104,9 +106,9 @@ impl Pass<'_> {
             reads,
             buffers: std::mem::take(&mut *first.buffers.lock()),
             statistics,
-            output: Mutex::new(Some(output.detach())),
+            output: RecomputedOutput::of(&output),
         };
-        let output = chain.apply_op1(op)?;
+        let output = op.apply(&chain, &output)?;
         self.note_output(own, inputs, &parents, &output);
         Ok(output)
     }

@@ -3,10 +3,12 @@
 //! machines.
 
 use candle_core::{CpuStorage, Result, Shape, Tensor, bail};
+use hsdp_candle::Gradient;
+use hsdp_kernels::Values;
 
 use super::composed;
-use super::element::{LayerInput, check_dtypes, gradient, narrow, with_element};
-use super::layer::{CpuLayer, LayerGradients, LayerOp, output};
+use super::element::{LayerInput, check_dtypes, narrow, with_element};
+use super::layer::{CpuLayer, LayerGradients, apply, output};
 use super::rows::{ANY_WIDTH, Rows};
 
 /// Smallest exponent. For a smaller x, e^x counts as 0. The smallest normal f32 is a little below
@@ -48,7 +50,7 @@ pub fn gelu(x: &Tensor) -> Result<Tensor> {
     if !x.device().is_cpu() {
         return composed::gelu(x);
     }
-    x.contiguous()?.apply_op1(LayerOp(Elementwise { name: "gelu", function: Gelu }))
+    apply(Elementwise { name: "gelu", function: Gelu }, [x])
 }
 
 /// Computes `cap * tanh(x / cap)`, which is nearly `x` for small `x` and never beyond the cap.
@@ -64,7 +66,7 @@ pub fn soft_cap(x: &Tensor, cap: f64) -> Result<Tensor> {
     if !x.device().is_cpu() {
         return composed::soft_cap(x, cap);
     }
-    x.contiguous()?.apply_op1(LayerOp(Elementwise { name: "soft_cap", function }))
+    apply(Elementwise { name: "soft_cap", function }, [x])
 }
 
 /// Computes `silu(gate) * up`, where silu is `x / (1 + e^-x)`: the hidden layer of Llama.
@@ -74,7 +76,7 @@ pub fn soft_cap(x: &Tensor, cap: f64) -> Result<Tensor> {
 /// # Errors
 /// If `gate` and `up` differ in shape or dtype, or the dtype is not f32, bf16 or f16.
 pub fn silu_mul(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
-    apply(gate, up, Gated { name: "silu_mul", activation: Silu, composed: composed::silu_mul })
+    gated(gate, up, Gated { name: "silu_mul", activation: Silu, composed: composed::silu_mul })
 }
 
 /// Computes `gelu(gate) * up`, where gelu is in its tanh form: the hidden layer of Gemma.
@@ -84,7 +86,54 @@ pub fn silu_mul(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// The errors of [`silu_mul`].
 pub fn gelu_mul(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
-    apply(gate, up, Gated { name: "gelu_mul", activation: Gelu, composed: composed::gelu_mul })
+    gated(gate, up, Gated { name: "gelu_mul", activation: Gelu, composed: composed::gelu_mul })
+}
+
+/// Computes `a + b`, for two tensors of one shape and dtype, such as a residual stream and the
+/// output of a block. The backward passes one gradient to both, without a copy.
+///
+/// On a GPU this is candle's sum.
+///
+/// # Errors
+/// If `a` and `b` differ in shape or dtype, or the dtype is not f32, bf16 or f16.
+pub fn add(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    check_alike("add", [("a", a), ("b", b)])?;
+    match a.device().is_cpu() {
+        true => apply(Sum, [a, b]),
+        false => a + b,
+    }
+}
+
+/// Refuses two tensors of which the dtypes or the shapes differ.
+fn check_alike(op: &'static str, [(one, a), (other, b)]: [(&str, &Tensor); 2]) -> Result<()> {
+    check_dtypes(op, &[a, b])?;
+    if a.dtype() != b.dtype() || a.dims() != b.dims() {
+        let described =
+            |tensor: &Tensor| format!("{} {:?}", tensor.dtype().as_str(), tensor.dims());
+        bail!("{op}: {one} is {} and {other} is {}: both must be alike", described(a), described(b))
+    }
+    Ok(())
+}
+
+struct Sum;
+
+impl CpuLayer<2> for Sum {
+    fn name(&self) -> &'static str {
+        "add"
+    }
+
+    fn forward(&self, [a, b]: [LayerInput<'_>; 2]) -> Result<(CpuStorage, Shape)> {
+        with_element!(a.dtype(), "add", T => {
+            let [y] = rows([a.values("add")?, b.values("add")?]).map(|_, [a, b], [y]| {
+                y.iter_mut().zip(a.iter().zip(b)).for_each(|(y, (a, b))| *y = a + b);
+            });
+            output::<T>(y, a.dims())
+        })
+    }
+
+    fn backward(&self, [a, b]: [LayerInput<'_>; 2], g: &Gradient) -> Result<LayerGradients<2>> {
+        Ok([a, b].map(|it| it.is_tracked().then(|| g.clone())))
+    }
 }
 
 /// An op on each element. It is generic over its function, so that the compiler can vectorize the
@@ -135,26 +184,25 @@ impl<F: GateFunction> CpuLayer<1> for Elementwise<F> {
 
     fn forward(&self, [x]: [LayerInput<'_>; 1]) -> Result<(CpuStorage, Shape)> {
         with_element!(x.dtype(), self.name, T => {
-            let [y] = rows([x.elements::<T>()?]).map(|_, [x], [y]| {
+            let [y] = rows([x.values(self.name)?]).map(|_, [x], [y]| {
                 y.iter_mut().zip(x).for_each(|(y, x)| *y = self.function.at(*x).0);
             });
-            output(y, x.dims())
+            output::<T>(y, x.dims())
         })
     }
 
-    fn backward(&self, [x]: [LayerInput<'_>; 1], g: LayerInput<'_>) -> Result<LayerGradients<1>> {
-        with_element!(x.dtype(), self.name, T => {
-            let [of_x] = rows([x.elements::<T>()?, g.elements()?]).map(|_, [x, g], [of_x]| {
-                for ((of_x, x), g) in of_x.iter_mut().zip(x).zip(g) {
-                    *of_x = g * self.function.at(*x).1;
-                }
-            });
-            Ok([gradient(x, of_x)?])
-        })
+    fn backward(&self, [x]: [LayerInput<'_>; 1], g: &Gradient) -> Result<LayerGradients<1>> {
+        let inputs = [x.values(self.name)?, Values::F32(g.elements())];
+        let [of_x] = rows(inputs).map(|_, [x, g], [of_x]| {
+            for ((of_x, x), g) in of_x.iter_mut().zip(x).zip(g) {
+                *of_x = g * self.function.at(*x).1;
+            }
+        });
+        Ok([x.gradient(|| Ok(of_x))?])
     }
 }
 
-fn rows<T, const N: usize>(inputs: [&[T]; N]) -> Rows<'_, T, N> {
+fn rows<const N: usize>(inputs: [Values<'_>; N]) -> Rows<'_, N> {
     Rows { inputs, width: ANY_WIDTH }
 }
 
@@ -167,16 +215,12 @@ struct Gated<F> {
     composed: ComposedGate,
 }
 
-fn apply(gate: &Tensor, up: &Tensor, op: Gated<impl GateFunction>) -> Result<Tensor> {
-    check_dtypes(op.name, &[gate, up])?;
-    if gate.dtype() != up.dtype() || gate.dims() != up.dims() {
-        let said = |tensor: &Tensor| format!("{} {:?}", tensor.dtype().as_str(), tensor.dims());
-        bail!("{}: gate is {} and up is {}: both must be alike", op.name, said(gate), said(up))
-    }
+fn gated(gate: &Tensor, up: &Tensor, op: Gated<impl GateFunction>) -> Result<Tensor> {
+    check_alike(op.name, [("gate", gate), ("up", up)])?;
     if !gate.device().is_cpu() {
         return (op.composed)(gate, up);
     }
-    gate.contiguous()?.apply_op2(&up.contiguous()?, LayerOp(op))
+    apply(op, [gate, up])
 }
 
 impl<F: GateFunction> CpuLayer<2> for Gated<F> {
@@ -186,33 +230,27 @@ impl<F: GateFunction> CpuLayer<2> for Gated<F> {
 
     fn forward(&self, [gate, up]: [LayerInput<'_>; 2]) -> Result<(CpuStorage, Shape)> {
         with_element!(gate.dtype(), self.name, T => {
-            let inputs = [gate.elements::<T>()?, up.elements()?];
+            let inputs = [gate.values(self.name)?, up.values(self.name)?];
             let [y] = rows(inputs).map(|_, [gate, up], [y]| {
                 for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
                     *y = self.activation.at(*gate).0 * up;
                 }
             });
-            output(y, gate.dims())
+            output::<T>(y, gate.dims())
         })
     }
 
-    fn backward(
-        &self,
-        [gate, up]: [LayerInput<'_>; 2],
-        g: LayerInput<'_>,
-    ) -> Result<LayerGradients<2>> {
-        with_element!(gate.dtype(), self.name, T => {
-            let inputs = [gate.elements::<T>()?, up.elements()?, g.elements()?];
-            let [of_gate, of_up] = rows(inputs).map(|_, [gate, up, g], [of_gate, of_up]| {
-                let of = of_gate.iter_mut().zip(of_up);
-                for (((of_gate, of_up), gate), (up, g)) in of.zip(gate).zip(up.iter().zip(g)) {
-                    let (value, derivative) = self.activation.at(*gate);
-                    *of_gate = g * up * derivative;
-                    *of_up = g * value;
-                }
-            });
-            Ok([gradient(gate, of_gate)?, gradient(up, of_up)?])
-        })
+    fn backward(&self, [gate, up]: [LayerInput<'_>; 2], g: &Gradient) -> Result<LayerGradients<2>> {
+        let inputs = [gate.values(self.name)?, up.values(self.name)?, Values::F32(g.elements())];
+        let [of_gate, of_up] = rows(inputs).map(|_, [gate, up, g], [of_gate, of_up]| {
+            let of = of_gate.iter_mut().zip(of_up);
+            for (((of_gate, of_up), gate), (up, g)) in of.zip(gate).zip(up.iter().zip(g)) {
+                let (value, derivative) = self.activation.at(*gate);
+                *of_gate = g * up * derivative;
+                *of_up = g * value;
+            }
+        });
+        Ok([gate.gradient(|| Ok(of_gate))?, up.gradient(|| Ok(of_up))?])
     }
 }
 

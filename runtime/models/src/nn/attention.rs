@@ -7,11 +7,12 @@
 use std::ops::Range;
 
 use candle_core::{CpuStorage, Result, Shape, Tensor, bail};
+use hsdp_candle::Gradient;
 use hsdp_kernels::{Fold, Matrix, Threads, cast, matmul, unpack, vectorized};
 
 use super::composed;
-use super::element::{LayerElement, LayerInput, check_dtypes, gradient, with_element, zeros};
-use super::layer::{CpuLayer, LayerGradients, LayerOp, output};
+use super::element::{LayerElement, LayerInput, check_dtypes, with_element, zeros};
+use super::layer::{CpuLayer, LayerGradients, apply, output};
 use super::rows::in_parallel;
 use super::scores::{Scores, Softmax, SoftmaxKernel, shown};
 
@@ -38,7 +39,7 @@ pub fn attention([q, k, v]: [&Tensor; 3], scores: &Scores<'_>) -> Result<Tensor>
         return composed::attention([q, k, v], scores);
     }
     let op = AttentionOp::new(QkvPlaces::of_three(sizes), scores)?;
-    q.contiguous()?.apply_op3(&k.contiguous()?, &v.contiguous()?, LayerOp(op))
+    apply(op, [q, k, v])
 }
 
 /// Computes [`attention`] of queries, keys and values in one tensor, `[batch, length, 3, heads,
@@ -55,7 +56,7 @@ pub fn attention_packed(qkv: &Tensor, scores: &Scores<'_>) -> Result<Tensor> {
     if !qkv.device().is_cpu() {
         return composed::attention_packed(qkv, scores);
     }
-    qkv.contiguous()?.apply_op1(LayerOp(AttentionOp::new(QkvPlaces::of_one(sizes), scores)?))
+    apply(AttentionOp::new(QkvPlaces::of_one(sizes), scores)?, [qkv])
 }
 
 struct AttentionOp {
@@ -87,7 +88,7 @@ impl AttentionOp {
         &self,
         inputs: [&[T]; 3],
         tracked: [bool; 3],
-        g: &[T],
+        g: &[f32],
     ) -> Result<Vec<QkvGradients>> {
         let QkvPlaces { sizes, inputs: places, output } = &self.places;
         self.softmax.run(sizes.keys, |softmax| {
@@ -100,7 +101,7 @@ impl AttentionOp {
     }
 
     /// Writes the gradient of an input to its place.
-    fn write<T: LayerElement>(&self, to: &mut [T], input: usize, gradients: &[QkvGradients]) {
+    fn write(&self, to: &mut [f32], input: usize, gradients: &[QkvGradients]) {
         let parts = gradients.iter().filter_map(|gradients| gradients[input].as_deref());
         self.places.inputs[input].write(to, parts);
     }
@@ -130,13 +131,16 @@ impl CpuLayer<1> for AttentionOp {
         })
     }
 
-    fn backward(&self, [qkv]: [LayerInput<'_>; 1], g: LayerInput<'_>) -> Result<LayerGradients<1>> {
-        with_element!(qkv.dtype(), NAME, T => {
-            let gradients = self.gradients([qkv.elements::<T>()?; 3], [true; 3], g.elements()?)?;
-            let mut of_qkv = zeros::<T>(qkv.elem_count());
+    fn backward(&self, [qkv]: [LayerInput<'_>; 1], g: &Gradient) -> Result<LayerGradients<1>> {
+        let gradients = with_element!(qkv.dtype(), NAME, T => {
+            self.gradients([qkv.elements::<T>()?; 3], [true; 3], g.elements())
+        })?;
+        let of_qkv = || {
+            let mut of_qkv = zeros::<f32>(qkv.elem_count());
             (0..3).for_each(|input| self.write(&mut of_qkv, input, &gradients));
-            Ok([gradient(qkv, of_qkv)?])
-        })
+            Ok(of_qkv)
+        };
+        Ok([qkv.gradient(of_qkv)?])
     }
 }
 
@@ -151,25 +155,20 @@ impl CpuLayer<3> for AttentionOp {
         })
     }
 
-    fn backward(
-        &self,
-        [q, k, v]: [LayerInput<'_>; 3],
-        g: LayerInput<'_>,
-    ) -> Result<LayerGradients<3>> {
-        with_element!(q.dtype(), NAME, T => {
+    fn backward(&self, [q, k, v]: [LayerInput<'_>; 3], g: &Gradient) -> Result<LayerGradients<3>> {
+        let tracked = [q, k, v].map(LayerInput::is_tracked);
+        let gradients = with_element!(q.dtype(), NAME, T => {
             let values = [q.elements::<T>()?, k.elements()?, v.elements()?];
-            let tracked = [q, k, v].map(LayerInput::is_tracked);
-            let gradients = self.gradients(values, tracked, g.elements()?)?;
-            let whole = |of: LayerInput<'_>, input| {
-                if !of.is_tracked() {
-                    return Ok(None);
-                }
-                let mut values = zeros::<T>(of.elem_count());
+            self.gradients(values, tracked, g.elements())
+        })?;
+        let whole = |of: LayerInput<'_>, input| {
+            of.gradient(|| {
+                let mut values = zeros::<f32>(of.elem_count());
                 self.write(&mut values, input, &gradients);
-                gradient(of, values)
-            };
-            Ok([whole(q, 0)?, whole(k, 1)?, whole(v, 2)?])
-        })
+                Ok(values)
+            })
+        };
+        Ok([whole(q, 0)?, whole(k, 1)?, whole(v, 2)?])
     }
 }
 

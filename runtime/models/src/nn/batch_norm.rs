@@ -3,14 +3,12 @@
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, DType, Result, Shape, Tensor, bail};
-use hsdp_candle::{BatchStatistics, ForwardMode, Parameters};
+use hsdp_candle::{BatchStatistics, ForwardMode, Gradient, Parameters};
+use hsdp_kernels::Values;
 
 use super::composed;
-use super::element::{
-    LayerElement, LayerInput, LentTensor, check_dtypes, gradient, narrow, weight_gradient,
-    with_element,
-};
-use super::layer::{CpuLayer, LayerGradients, LayerOp, output};
+use super::element::{LayerElement, LayerInput, LentTensor, check_dtypes, narrow, with_element};
+use super::layer::{CpuLayer, LayerGradients, apply, output};
 use super::rows::Rows;
 
 const BATCH_NORM: &str = "batch_norm";
@@ -64,12 +62,12 @@ pub fn batch_norm(
     let own = {
         let lent = LentTensor::of(&x);
         let x = lent.input()?;
-        with_element!(x.dtype(), BATCH_NORM, T => Ok(shape.moments(x.elements::<T>()?)))?
+        shape.moments(x.values(BATCH_NORM)?)
     };
     let sums = layer.statistics.forward(own)?;
     let moments = BatchMoments::of(&sums)?;
     layer.follow(parameters, name, &moments, options)?;
-    let op = LayerOp(BatchNorm {
+    let op = BatchNorm {
         shape,
         scales: moments
             .variances
@@ -79,8 +77,8 @@ pub fn batch_norm(
         means: moments.means.iter().copied().map(narrow).collect(),
         count: moments.count,
         statistics: layer.statistics.clone(),
-    });
-    let y = x.apply_op3(&layer.weight.contiguous()?, &layer.bias.contiguous()?, op)?;
+    };
+    let y = apply(op, [&x, &layer.weight, &layer.bias])?;
     if y.track_op() {
         layer.statistics.await_backward(&x);
     }
@@ -184,25 +182,25 @@ impl ChannelShape {
         Self { items: dims[0], channels: dims[1], values: dims[2..].iter().product() }
     }
 
-    fn rows<'a, T, const N: usize>(self, inputs: [&'a [T]; N]) -> Rows<'a, T, N> {
+    fn rows<const N: usize>(self, inputs: [Values<'_>; N]) -> Rows<'_, N> {
         Rows { inputs, width: self.channels * self.values }
     }
 
     /// Returns the number of values of a channel, their sums, and the sums of their squares.
-    fn moments<T: LayerElement>(self, x: &[T]) -> Vec<f64> {
+    fn moments(self, x: Values<'_>) -> Vec<f64> {
         let sums = self.sums([x], |_, [x]| [x, x * x]);
         let count = (self.items * self.values) as f64;
         [count].into_iter().chain(sums).collect()
     }
 
     /// Sums two terms of each channel: `[2 channels]`, in the order of the items.
-    fn sums<T: LayerElement, const N: usize>(
+    fn sums<const N: usize>(
         self,
-        inputs: [&[T]; N],
+        inputs: [Values<'_>; N],
         terms: impl Fn(usize, [f64; N]) -> [f64; 2] + Sync,
     ) -> Vec<f64> {
         let zeros = || vec![0.0; 2 * self.channels];
-        let ([], partials) =
+        let (_, partials): ([Vec<f32>; 0], _) =
             self.rows(inputs).fold(zeros, |partial: &mut Vec<f64>, _, rows, []| {
                 let (first, second) = partial.split_at_mut(self.channels);
                 for channel in 0..self.channels {
@@ -253,7 +251,7 @@ struct BatchNorm {
 }
 
 impl BatchNorm {
-    fn values<T: LayerElement>(&self, x: &[T], weight: &[f32], bias: &[f32]) -> Vec<T> {
+    fn values<T: LayerElement>(&self, x: Values<'_>, weight: &[f32], bias: &[f32]) -> Vec<T> {
         let values = self.shape.values;
         let [y] = self.shape.rows([x]).map(|_, [x], [y]| {
             for channel in 0..self.shape.channels {
@@ -270,7 +268,7 @@ impl BatchNorm {
 
     /// Sums of each channel over this rank's items: the gradients of the output, and their products
     /// with the normalized values.
-    fn own_sums<T: LayerElement>(&self, x: &[T], g: &[T]) -> Vec<f64> {
+    fn own_sums(&self, x: Values<'_>, g: Values<'_>) -> Vec<f64> {
         self.shape.sums([x, g], |channel, [x, g]| {
             let normalized = (x - f64::from(self.means[channel])) * f64::from(self.scales[channel]);
             [g, g * normalized]
@@ -278,7 +276,7 @@ impl BatchNorm {
     }
 
     /// Returns the gradient of `x`, by the sums of all ranks.
-    fn of_x<T: LayerElement>(&self, x: &[T], g: &[T], weight: &[f32], sums: &[f64]) -> Vec<T> {
+    fn of_x(&self, x: Values<'_>, g: Values<'_>, weight: &[f32], sums: &[f64]) -> Vec<f32> {
         let values = self.shape.values;
         let mean = |sum: &f64| narrow(sum / self.count);
         let means: Vec<f32> = sums.iter().map(mean).collect();
@@ -309,27 +307,23 @@ impl CpuLayer<3> for BatchNorm {
         let weight = weight.wide(BATCH_NORM)?;
         let bias = bias.wide(BATCH_NORM)?;
         with_element!(x.dtype(), BATCH_NORM, T => {
-            output(self.values(x.elements::<T>()?, &weight, &bias), x.dims())
+            output::<T>(self.values(x.values(BATCH_NORM)?, &weight, &bias), x.dims())
         })
     }
 
     fn backward(
         &self,
         [x, weight, bias]: [LayerInput<'_>; 3],
-        g: LayerInput<'_>,
+        g: &Gradient,
     ) -> Result<LayerGradients<3>> {
-        with_element!(x.dtype(), BATCH_NORM, T => {
-            let (values, g) = (x.elements::<T>()?, g.elements::<T>()?);
-            let own = self.own_sums(values, g);
-            let sums = self.statistics.backward(own.clone())?;
-            let of_x = match x.is_tracked() {
-                true => gradient(x, self.of_x(values, g, &weight.wide(BATCH_NORM)?, &sums))?,
-                false => None,
-            };
-            let (of_bias, of_weight) = own.split_at(self.shape.channels);
-            let narrowed = |sums: &[f64]| sums.iter().copied().map(narrow).collect();
-            let of_weight = weight_gradient(weight, narrowed(of_weight))?;
-            Ok([of_x, of_weight, weight_gradient(bias, narrowed(of_bias))?])
-        })
+        let values = x.values(BATCH_NORM)?;
+        let g = Values::F32(g.elements());
+        let own = self.own_sums(values, g);
+        let sums = self.statistics.backward(own.clone())?;
+        let of_x = || Ok(self.of_x(values, g, &weight.wide(BATCH_NORM)?, &sums));
+        let (of_bias, of_weight) = own.split_at(self.shape.channels);
+        let narrowed = |sums: &[f64]| sums.iter().copied().map(narrow).collect();
+        let of_weight = weight.gradient(|| Ok(narrowed(of_weight)))?;
+        Ok([x.gradient(of_x)?, of_weight, bias.gradient(|| Ok(narrowed(of_bias)))?])
     }
 }

@@ -1,13 +1,13 @@
 //! Cross-entropy of logits and labels.
 
 use candle_core::{CpuStorage, DType, Result, Shape, Tensor, bail};
+use hsdp_candle::Gradient;
+use hsdp_kernels::Values;
 
 use super::activations::exp;
 use super::composed;
-use super::element::{
-    LayerElement, LayerInput, check_dtypes, gradient, last_dim, narrow, with_element,
-};
-use super::layer::{CpuLayer, LayerGradients, LayerOp, output};
+use super::element::{LayerInput, check_dtypes, last_dim, narrow};
+use super::layer::{CpuLayer, LayerGradients, apply, output};
 use super::rows::{Rows, max, sum};
 
 const NAME: &str = "cross_entropy";
@@ -64,7 +64,7 @@ pub fn cross_entropy(logits: &Tensor, labels: &Tensor, ignored: i64) -> Result<C
     }
     let targets = targets(logits, labels, ignored)?;
     let count = targets.iter().flatten().count() as u64;
-    let sum = logits.contiguous()?.apply_op1(LayerOp(CrossEntropyOp { targets }))?;
+    let sum = apply(CrossEntropyOp { targets }, [logits])?;
     Ok(CrossEntropy { sum, count })
 }
 
@@ -100,9 +100,9 @@ struct CrossEntropyOp {
 }
 
 impl CrossEntropyOp {
-    fn sum<T: LayerElement>(&self, logits: &[T], width: usize) -> f32 {
+    fn sum(&self, logits: Values<'_>, width: usize) -> f32 {
         let rows = Rows { inputs: [logits], width };
-        let ([], sums) = rows.fold(
+        let (_, sums): ([Vec<f32>; 0], _) = rows.fold(
             || 0.0,
             |total, item, [logits], []| {
                 if let Some(target) = self.targets[item] {
@@ -116,7 +116,7 @@ impl CrossEntropyOp {
     }
 
     /// Returns the gradient of the logits: `g` times the shares, less 1 at the label.
-    fn gradients<T: LayerElement>(&self, logits: &[T], g: f32, width: usize) -> Vec<T> {
+    fn gradients(&self, logits: Values<'_>, g: f32, width: usize) -> Vec<f32> {
         let [of_logits] = Rows { inputs: [logits], width }.map(|item, [logits], [of_logits]| {
             let Some(target) = self.targets[item] else { return of_logits.fill(0.0) };
             let most = max(logits);
@@ -138,20 +138,12 @@ impl CpuLayer<1> for CrossEntropyOp {
 
     fn forward(&self, [logits]: [LayerInput<'_>; 1]) -> Result<(CpuStorage, Shape)> {
         let width = logits.dims().last().copied().unwrap_or_default();
-        with_element!(logits.dtype(), NAME, T => {
-            output(vec![self.sum(logits.elements::<T>()?, width)], ())
-        })
+        output(vec![self.sum(logits.values(NAME)?, width)], ())
     }
 
-    fn backward(
-        &self,
-        [logits]: [LayerInput<'_>; 1],
-        g: LayerInput<'_>,
-    ) -> Result<LayerGradients<1>> {
+    fn backward(&self, [logits]: [LayerInput<'_>; 1], g: &Gradient) -> Result<LayerGradients<1>> {
         let width = logits.dims().last().copied().unwrap_or_default();
-        let g = g.elements::<f32>()?[0];
-        with_element!(logits.dtype(), NAME, T => {
-            Ok([gradient(logits, self.gradients(logits.elements::<T>()?, g, width))?])
-        })
+        let g = g.elements()[0];
+        Ok([logits.gradient(|| Ok(self.gradients(logits.values(NAME)?, g, width)))?])
     }
 }

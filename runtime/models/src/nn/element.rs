@@ -3,10 +3,9 @@
 use std::borrow::Cow;
 
 use candle_core::backend::BackendStorage;
-use candle_core::{
-    CpuStorage, DType, Device, Error, Layout, Result, Storage, Tensor, WithDType, bail,
-};
+use candle_core::{CpuStorage, DType, Error, Layout, Result, Storage, Tensor, WithDType, bail};
 use half::{bf16, f16};
+use hsdp_candle::Gradient;
 use hsdp_kernels::{Real, Values, cast, unpack};
 use parking_lot::RwLockReadGuard;
 
@@ -54,11 +53,6 @@ pub(super) struct LayerInput<'a> {
 }
 
 impl<'a> LayerInput<'a> {
-    /// Returns an input of a forward.
-    pub(super) fn new(storage: &'a CpuStorage, layout: &'a Layout) -> Self {
-        Self { storage, layout, is_tracked: false }
-    }
-
     pub(super) fn dims(self) -> &'a [usize] {
         self.layout.dims()
     }
@@ -75,6 +69,14 @@ impl<'a> LayerInput<'a> {
         self.is_tracked
     }
 
+    /// Computes the gradient of the input. `None` if it is not tracked.
+    pub(super) fn gradient(
+        self,
+        elements: impl FnOnce() -> Result<Vec<f32>>,
+    ) -> Result<Option<Gradient>> {
+        self.is_tracked.then(|| Ok(elements()?.into())).transpose()
+    }
+
     pub(super) fn dtype(self) -> DType {
         self.storage.dtype()
     }
@@ -86,9 +88,14 @@ impl<'a> LayerInput<'a> {
         Ok(&self.storage.as_slice::<T>()?[start..end])
     }
 
+    /// Returns the elements, of any dtype that the layers support.
+    pub(super) fn values(self, op: &'static str) -> Result<Values<'a>> {
+        with_element!(self.dtype(), op, T => Ok(T::values(self.elements::<T>()?)))
+    }
+
     /// Returns the elements in f32.
     pub(super) fn wide(self, op: &'static str) -> Result<Cow<'a, [f32]>> {
-        with_element!(self.dtype(), op, T => Ok(widened(T::values(self.elements::<T>()?))))
+        Ok(widened(self.values(op)?))
     }
 
     /// Returns all elements of the storage of an f32 tensor with any layout, and the layout.
@@ -116,9 +123,14 @@ pub(super) struct LentTensor<'a> {
 }
 
 impl<'a> LentTensor<'a> {
-    pub(super) fn of(tensor: &'a Tensor) -> Self {
+    pub(super) fn new(tensor: &'a Tensor, is_tracked: bool) -> Self {
         let (storage, layout) = tensor.storage_and_layout();
-        Self { storage, layout, is_tracked: tensor.track_op() }
+        Self { storage, layout, is_tracked }
+    }
+
+    /// Lends a tensor that gets no gradient.
+    pub(super) fn of(tensor: &'a Tensor) -> Self {
+        Self::new(tensor, false)
     }
 
     pub(super) fn input(&self) -> Result<LayerInput<'_>> {
@@ -128,33 +140,6 @@ impl<'a> LentTensor<'a> {
             }
             _ => bail!("the backward of a layer on the CPU was applied to another device"),
         }
-    }
-}
-
-/// Makes the gradient of an input. `None` if candle does not track it.
-pub(super) fn gradient<T: LayerElement>(
-    of: LayerInput<'_>,
-    values: Vec<T>,
-) -> Result<Option<Tensor>> {
-    let make = || Tensor::from_vec(values, of.dims(), &Device::Cpu);
-    of.is_tracked.then(make).transpose()
-}
-
-/// Makes the gradient of a weight in the weight's dtype, from f32. `None` if candle does not track
-/// it.
-pub(super) fn weight_gradient(of: LayerInput<'_>, values: Vec<f32>) -> Result<Option<Tensor>> {
-    gradient(of, values)?.map(|gradient| gradient.to_dtype(of.dtype())).transpose()
-}
-
-/// Computes a gradient in f32 and rounds it to the dtype of the input. `None` if candle does not
-/// track the input.
-pub(super) fn wide_gradient(
-    of: LayerInput<'_>,
-    values: impl FnOnce() -> Result<Vec<f32>>,
-) -> Result<Option<Tensor>> {
-    match of.is_tracked {
-        true => weight_gradient(of, values()?),
-        false => Ok(None),
     }
 }
 

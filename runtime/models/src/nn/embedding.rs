@@ -1,10 +1,11 @@
 //! Embeddings.
 
 use candle_core::{CpuStorage, DType, Error, Result, Shape, Tensor, bail};
+use hsdp_candle::Gradient;
 
 use super::composed;
-use super::element::{LayerInput, check_dtypes, wide_gradient, with_element};
-use super::layer::{CpuLayer, LayerGradients, LayerOp, output};
+use super::element::{LayerInput, check_dtypes, with_element};
+use super::layer::{CpuLayer, LayerGradients, apply, output};
 
 const NAME: &str = "embedding";
 
@@ -43,8 +44,8 @@ pub fn padded_embedding(ids: &Tensor, weight: &Tensor, padding: usize) -> Result
 }
 
 fn fused(ids: &Tensor, weight: &Tensor, padding: Option<usize>) -> Result<Tensor> {
-    let op = LayerOp(EmbeddingOp { rows: rows(ids, weight.dim(0)?)?, padding });
-    weight.contiguous()?.apply_op1(op)?.reshape(with_width(ids, weight)?)
+    let op = EmbeddingOp { rows: rows(ids, weight.dim(0)?)?, padding };
+    apply(op, [weight])?.reshape(with_width(ids, weight)?)
 }
 
 /// Returns the shape of `ids`, followed by the width of a row.
@@ -101,16 +102,11 @@ impl CpuLayer<1> for EmbeddingOp {
     }
 
     /// Sums the gradients of each row, in f32.
-    fn backward(
-        &self,
-        [weight]: [LayerInput<'_>; 1],
-        g: LayerInput<'_>,
-    ) -> Result<LayerGradients<1>> {
+    fn backward(&self, [weight]: [LayerInput<'_>; 1], g: &Gradient) -> Result<LayerGradients<1>> {
         let (count, width) = weight.dims2()?;
-        let of_weight = wide_gradient(weight, || {
-            let g = g.wide(NAME)?;
+        let of_weight = weight.gradient(|| {
             let mut sums = vec![0.0; count * width];
-            let rows = self.rows.iter().zip(g.chunks(width.max(1)));
+            let rows = self.rows.iter().zip(g.elements().chunks(width.max(1)));
             for (row, g) in rows.filter(|(row, _)| Some(**row) != self.padding) {
                 let sums = &mut sums[row * width..][..width];
                 sums.iter_mut().zip(g).for_each(|(sum, g)| *sum += g);

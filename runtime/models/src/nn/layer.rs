@@ -1,16 +1,18 @@
-//! Layers on the CPU as custom ops of candle, for any number of inputs.
+//! Layers on the CPU, for any number of inputs.
 
 use std::array;
 
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, Result, Shape, Tensor};
+use hsdp_candle::Gradient;
+use hsdp_candle::layer::{Layer, LayerArgument, record};
 
 use super::element::{LayerElement, LayerInput, LentTensor};
 
-/// Gradients of the inputs that candle tracks.
-pub(super) type LayerGradients<const N: usize> = [Option<Tensor>; N];
+/// Gradients of the tracked inputs.
+pub(super) type LayerGradients<const N: usize> = [Option<Gradient>; N];
 
 /// A function of `N` contiguous tensors on the CPU, with its gradients.
-pub(super) trait CpuLayer<const N: usize> {
+pub(super) trait CpuLayer<const N: usize>: Send + Sync + 'static {
     /// Returns the name of the layer, for errors.
     fn name(&self) -> &'static str;
 
@@ -18,9 +20,8 @@ pub(super) trait CpuLayer<const N: usize> {
     fn forward(&self, inputs: [LayerInput<'_>; N]) -> Result<(CpuStorage, Shape)>;
 
     /// Computes the gradients of the inputs from `g`, the gradient of the output. The gradient of an
-    /// input that candle does not track is `None`.
-    fn backward(&self, inputs: [LayerInput<'_>; N], g: LayerInput<'_>)
-    -> Result<LayerGradients<N>>;
+    /// input that is not tracked is `None`.
+    fn backward(&self, inputs: [LayerInput<'_>; N], g: &Gradient) -> Result<LayerGradients<N>>;
 }
 
 /// Returns the output of a forward.
@@ -31,58 +32,42 @@ pub(super) fn output<T: LayerElement>(
     Ok((T::to_cpu_storage_owned(values), shape.into()))
 }
 
-/// A layer as an op of candle.
-pub(super) struct LayerOp<L>(pub(super) L);
+/// Computes the output of a layer, and records the layer in candle's graph.
+pub(super) fn apply<const N: usize>(
+    layer: impl CpuLayer<N>,
+    inputs: [&Tensor; N],
+) -> Result<Tensor> {
+    let contiguous = inputs.iter().map(|input| input.contiguous()).collect::<Result<Vec<_>>>()?;
+    // An input that is given twice is one tensor, whose gradients are summed in f32.
+    let first = |index: usize| inputs.iter().position(|it| it.id() == inputs[index].id());
+    let inputs: [&Tensor; N] = array::from_fn(|index| &contiguous[first(index).unwrap_or(index)]);
+    let tracked = inputs.map(Tensor::track_op);
+    let (elements, shape) = with_lent(inputs, tracked, |inputs| layer.forward(inputs))?;
+    record(RecordedLayer(layer), &inputs, elements, shape)
+}
 
-/// Runs the backward of a layer, with the storages of its inputs locked for reading.
-fn gradients<const N: usize>(
-    layer: &impl CpuLayer<N>,
+/// Calls `run` with the storages of the inputs locked for reading.
+fn with_lent<R, const N: usize>(
     tensors: [&Tensor; N],
-    g: &Tensor,
-) -> Result<LayerGradients<N>> {
-    let g = g.detach().contiguous()?;
-    let lent_g = LentTensor::of(&g);
-    let lent = tensors.map(LentTensor::of);
+    tracked: [bool; N],
+    run: impl FnOnce([LayerInput<'_>; N]) -> Result<R>,
+) -> Result<R> {
+    let lent: [_; N] = array::from_fn(|index| LentTensor::new(tensors[index], tracked[index]));
     let inputs = lent.iter().map(LentTensor::input).collect::<Result<Vec<_>>>()?;
-    layer.backward(array::from_fn(|index| inputs[index]), lent_g.input()?)
+    run(array::from_fn(|index| inputs[index]))
 }
 
-/// Implements candle's trait of ops with as many inputs as there are gradients.
-macro_rules! custom_op {
-    (
-        $op:ident, $count:literal, $gradients:ty,
-        $($input:ident: $layout:ident => $gradient:ident),+
-    ) => {
-        impl<L: CpuLayer<$count>> $op for LayerOp<L> {
-            fn name(&self) -> &'static str {
-                self.0.name()
-            }
+struct RecordedLayer<L, const N: usize>(L);
 
-            fn cpu_fwd(
-                &self,
-                $($input: &CpuStorage, $layout: &Layout,)+
-            ) -> Result<(CpuStorage, Shape)> {
-                self.0.forward([$(LayerInput::new($input, $layout)),+])
-            }
+impl<L: CpuLayer<N>, const N: usize> Layer for RecordedLayer<L, N> {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
 
-            fn bwd(
-                &self,
-                $($input: &Tensor,)+
-                _output: &Tensor,
-                g: &Tensor,
-            ) -> Result<$gradients> {
-                let [$($gradient),+] = gradients(&self.0, [$($input),+], g)?;
-                Ok(($($gradient),+))
-            }
-        }
-    };
+    fn backward(&self, inputs: &[LayerArgument], g: &Gradient) -> Result<Vec<Option<Gradient>>> {
+        let tensors: [_; N] = array::from_fn(|index| &inputs[index].tensor);
+        let tracked = array::from_fn(|index| inputs[index].is_tracked);
+        let gradients = with_lent(tensors, tracked, |inputs| self.0.backward(inputs, g))?;
+        Ok(gradients.into())
+    }
 }
-
-type InputGradient = Option<Tensor>;
-
-custom_op!(CustomOp1, 1, InputGradient, x: layout => of_x);
-custom_op!(CustomOp2, 2, (InputGradient, InputGradient), a: a_layout => of_a, b: b_layout => of_b);
-custom_op!(
-    CustomOp3, 3, (InputGradient, InputGradient, InputGradient),
-    a: a_layout => of_a, b: b_layout => of_b, c: c_layout => of_c
-);

@@ -1,11 +1,12 @@
 //! Linear layers.
 
 use candle_core::{CpuStorage, Result, Shape, Tensor, bail};
-use hsdp_kernels::{Fold, Matrix, Threads, matmul};
+use hsdp_candle::Gradient;
+use hsdp_kernels::{Fold, Matrix, Threads, Values, matmul, product};
 
 use super::composed;
-use super::element::{LayerInput, check_dtypes, last_dim, rounded, wide_gradient};
-use super::layer::{CpuLayer, LayerGradients, LayerOp};
+use super::element::{LayerInput, check_dtypes, last_dim, rounded};
+use super::layer::{CpuLayer, LayerGradients, apply};
 use super::rows::{Rows, in_order};
 
 const NAME: &str = "linear";
@@ -23,11 +24,9 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tens
     if !x.device().is_cpu() {
         return composed::linear(x, weight, bias);
     }
-    let x = x.contiguous()?;
-    let weight = weight.contiguous()?;
     match bias {
-        Some(bias) => x.apply_op3(&weight, &bias.contiguous()?, LayerOp(LinearOp)),
-        None => x.apply_op2(&weight, LayerOp(LinearOp)),
+        Some(bias) => apply(LinearOp, [x, weight, bias]),
+        None => apply(LinearOp, [x, weight]),
     }
 }
 
@@ -68,21 +67,17 @@ fn forward(
     let outputs = weight.dims()[0];
     let wide_x = x.wide(NAME)?;
     let weight = weight.wide(NAME)?;
-    let (mut y, fold) = match bias {
-        Some(bias) => (bias.repeat(count), Fold::Add),
-        None => (vec![0.0; count * outputs], Fold::Replace),
-    };
     let factors = [Matrix::new(&wide_x, count, inputs), Matrix::new(&weight, outputs, inputs).t()];
-    matmul(&mut y, fold, factors, Threads::Pool);
+    let y = match bias {
+        Some(bias) => {
+            let mut y = bias.repeat(count);
+            matmul(&mut y, Fold::Add, factors, Threads::Pool);
+            y
+        }
+        None => product(factors, Threads::Pool),
+    };
     dims.push(outputs);
     Ok((rounded(x.dtype(), y)?, dims.into()))
-}
-
-/// Computes a product with as many elements as an input.
-fn product(factors: [Matrix<'_>; 2], like: LayerInput<'_>) -> Vec<f32> {
-    let mut product = vec![0.0; like.elem_count()];
-    matmul(&mut product, Fold::Replace, factors, Threads::Pool);
-    product
 }
 
 impl CpuLayer<2> for LinearOp {
@@ -97,17 +92,18 @@ impl CpuLayer<2> for LinearOp {
     fn backward(
         &self,
         [x, weight]: [LayerInput<'_>; 2],
-        g: LayerInput<'_>,
+        g: &Gradient,
     ) -> Result<LayerGradients<2>> {
         let (outputs, inputs) = weight.dims2()?;
         let count = count(x.dims());
-        let wide_g = g.wide(NAME)?;
-        let g = Matrix::new(&wide_g, count, outputs);
-        let of_x = wide_gradient(x, || {
-            Ok(product([g, Matrix::new(&weight.wide(NAME)?, outputs, inputs)], x))
+        let g = Matrix::new(g.elements(), count, outputs);
+        let of_x = x.gradient(|| {
+            let weight = weight.wide(NAME)?;
+            Ok(product([g, Matrix::new(&weight, outputs, inputs)], Threads::Pool))
         })?;
-        let of_weight = wide_gradient(weight, || {
-            Ok(product([g.t(), Matrix::new(&x.wide(NAME)?, count, inputs)], weight))
+        let of_weight = weight.gradient(|| {
+            let x = x.wide(NAME)?;
+            Ok(product([g.t(), Matrix::new(&x, count, inputs)], Threads::Pool))
         })?;
         Ok([of_x, of_weight])
     }
@@ -126,15 +122,14 @@ impl CpuLayer<3> for LinearOp {
     fn backward(
         &self,
         [x, weight, bias]: [LayerInput<'_>; 3],
-        g: LayerInput<'_>,
+        g: &Gradient,
     ) -> Result<LayerGradients<3>> {
         let [of_x, of_weight] = self.backward([x, weight], g)?;
         let outputs = bias.elem_count();
-        let of_bias = wide_gradient(bias, || {
-            let g = g.wide(NAME)?;
-            let rows = Rows::<f32, 1> { inputs: [&g], width: outputs };
+        let of_bias = bias.gradient(|| {
+            let rows = Rows { inputs: [Values::F32(g.elements())], width: outputs };
             let zeros = || vec![0.0; outputs];
-            let ([], sums) = rows.fold(zeros, |sum, _, [g], []| {
+            let (_, sums): ([Vec<f32>; 0], _) = rows.fold(zeros, |sum, _, [g], []| {
                 sum.iter_mut().zip(g).for_each(|(sum, g)| *sum += g);
             });
             Ok(in_order(outputs, sums))

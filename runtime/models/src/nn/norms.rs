@@ -1,13 +1,12 @@
 //! LayerNorm and RMSNorm.
 
 use candle_core::{CpuStorage, Result, Shape, Tensor};
+use hsdp_candle::Gradient;
+use hsdp_kernels::Values;
 
 use super::composed;
-use super::element::{
-    LayerElement, LayerInput, check_dtypes, check_weight, gradient, narrow, weight_gradient,
-    with_element,
-};
-use super::layer::{CpuLayer, LayerGradients, LayerOp, output};
+use super::element::{LayerElement, LayerInput, check_dtypes, check_weight, narrow, with_element};
+use super::layer::{CpuLayer, LayerGradients, apply, output};
 use super::rows::{Rows, in_order, sum, sum_of_pairs};
 
 const LAYER_NORM: &str = "layer_norm";
@@ -29,8 +28,7 @@ pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f64) -> Resul
     if !x.device().is_cpu() {
         return composed::layer_norm(x, weight, bias, eps);
     }
-    let op = LayerOp(LayerNorm { eps: narrow(eps) });
-    x.contiguous()?.apply_op3(&weight.contiguous()?, &bias.contiguous()?, op)
+    apply(LayerNorm { eps: narrow(eps) }, [x, weight, bias])
 }
 
 struct LayerNorm {
@@ -59,7 +57,7 @@ impl LayerNorm {
         Moments { mean, scale: 1.0 / (variance + self.eps).sqrt() }
     }
 
-    fn rows<T: LayerElement>(&self, x: &[T], weight: &[f32], bias: &[f32]) -> Vec<T> {
+    fn rows<T: LayerElement>(&self, x: Values<'_>, weight: &[f32], bias: &[f32]) -> Vec<T> {
         let rows = Rows { inputs: [x], width: weight.len() };
         let [y] = rows.map(|_, [x], [y]| {
             let Moments { mean, scale } = self.moments(x);
@@ -71,7 +69,7 @@ impl LayerNorm {
     }
 
     /// Returns the gradients of `x`, and of the weight and the bias.
-    fn gradients<T: LayerElement>(&self, inputs: [&[T]; 2], weight: &[f32]) -> (Vec<T>, Affine) {
+    fn gradients(&self, inputs: [Values<'_>; 2], weight: &[f32]) -> (Vec<f32>, Affine) {
         let width = weight.len();
         let zeros = || Affine { weight: vec![0.0; width], bias: vec![0.0; width] };
         let rows = Rows { inputs, width };
@@ -123,21 +121,19 @@ impl CpuLayer<3> for LayerNorm {
         let weight = weight.wide(LAYER_NORM)?;
         let bias = bias.wide(LAYER_NORM)?;
         with_element!(x.dtype(), LAYER_NORM, T => {
-            output(self.rows(x.elements::<T>()?, &weight, &bias), x.dims())
+            output::<T>(self.rows(x.values(LAYER_NORM)?, &weight, &bias), x.dims())
         })
     }
 
     fn backward(
         &self,
         [x, weight, bias]: [LayerInput<'_>; 3],
-        g: LayerInput<'_>,
+        g: &Gradient,
     ) -> Result<LayerGradients<3>> {
-        with_element!(x.dtype(), LAYER_NORM, T => {
-            let inputs = [x.elements::<T>()?, g.elements()?];
-            let (of_x, of) = self.gradients(inputs, &weight.wide(LAYER_NORM)?);
-            let of_weight = weight_gradient(weight, of.weight)?;
-            Ok([gradient(x, of_x)?, of_weight, weight_gradient(bias, of.bias)?])
-        })
+        let inputs = [x.values(LAYER_NORM)?, Values::F32(g.elements())];
+        let (of_x, of) = self.gradients(inputs, &weight.wide(LAYER_NORM)?);
+        let of_weight = weight.gradient(|| Ok(of.weight))?;
+        Ok([x.gradient(|| Ok(of_x))?, of_weight, bias.gradient(|| Ok(of.bias))?])
     }
 }
 
@@ -154,7 +150,7 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
     if !x.device().is_cpu() {
         return composed::rms_norm(x, weight, eps);
     }
-    x.contiguous()?.apply_op2(&weight.contiguous()?, LayerOp(RmsNormOp { eps: narrow(eps) }))
+    apply(RmsNormOp { eps: narrow(eps) }, [x, weight])
 }
 
 struct RmsNormOp {
@@ -168,7 +164,7 @@ impl RmsNormOp {
         1.0 / (sum(x, |x| x * x) / x.len() as f32 + self.eps).sqrt()
     }
 
-    fn rows<T: LayerElement>(&self, x: &[T], weight: &[f32]) -> Vec<T> {
+    fn rows<T: LayerElement>(&self, x: Values<'_>, weight: &[f32]) -> Vec<T> {
         let rows = Rows { inputs: [x], width: weight.len() };
         let [y] = rows.map(|_, [x], [y]| {
             let scale = self.scale(x);
@@ -180,7 +176,7 @@ impl RmsNormOp {
     }
 
     /// Returns the gradients of `x` and of the weight.
-    fn gradients<T: LayerElement>(&self, inputs: [&[T]; 2], weight: &[f32]) -> (Vec<T>, Vec<f32>) {
+    fn gradients(&self, inputs: [Values<'_>; 2], weight: &[f32]) -> (Vec<f32>, Vec<f32>) {
         let width = weight.len();
         let zeros = || vec![0.0; width];
         let rows = Rows { inputs, width };
@@ -208,19 +204,17 @@ impl CpuLayer<2> for RmsNormOp {
     fn forward(&self, [x, weight]: [LayerInput<'_>; 2]) -> Result<(CpuStorage, Shape)> {
         let weight = weight.wide(RMS_NORM)?;
         with_element!(x.dtype(), RMS_NORM, T => {
-            output(self.rows(x.elements::<T>()?, &weight), x.dims())
+            output::<T>(self.rows(x.values(RMS_NORM)?, &weight), x.dims())
         })
     }
 
     fn backward(
         &self,
         [x, weight]: [LayerInput<'_>; 2],
-        g: LayerInput<'_>,
+        g: &Gradient,
     ) -> Result<LayerGradients<2>> {
-        with_element!(x.dtype(), RMS_NORM, T => {
-            let inputs = [x.elements::<T>()?, g.elements()?];
-            let (of_x, of_weight) = self.gradients(inputs, &weight.wide(RMS_NORM)?);
-            Ok([gradient(x, of_x)?, weight_gradient(weight, of_weight)?])
-        })
+        let inputs = [x.values(RMS_NORM)?, Values::F32(g.elements())];
+        let (of_x, of_weight) = self.gradients(inputs, &weight.wide(RMS_NORM)?);
+        Ok([x.gradient(|| Ok(of_x))?, weight.gradient(|| Ok(of_weight))?])
     }
 }

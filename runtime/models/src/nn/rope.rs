@@ -1,10 +1,12 @@
 //! Rotary position embeddings.
 
 use candle_core::{CpuStorage, Result, Shape, Tensor, bail};
+use hsdp_candle::Gradient;
+use hsdp_kernels::Values;
 
 use super::composed;
-use super::element::{LayerElement, LayerInput, check_dtypes, gradient, with_element};
-use super::layer::{CpuLayer, LayerGradients, LayerOp, output};
+use super::element::{LayerElement, LayerInput, check_dtypes, with_element};
+use super::layer::{CpuLayer, LayerGradients, apply, output};
 use super::rows::Rows;
 
 /// Rotates pairs of elements of `x`, `[..., length, heads, dim]`, by an angle that depends on
@@ -21,7 +23,7 @@ use super::rows::Rows;
 /// If the shapes do not fit, a dtype is not f32, bf16 or f16, or candle tracks the gradient of
 /// `cos` or `sin`.
 pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
-    apply(
+    rotated(
         [x, cos, sin],
         RopeOp { name: "rope", pairs: RopePairs::Halves, composed: composed::rope },
     )
@@ -35,7 +37,7 @@ pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
 /// The errors of [`rope`].
 pub fn rope_interleaved(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     let composed = composed::rope_interleaved;
-    apply(
+    rotated(
         [x, cos, sin],
         RopeOp { name: "rope_interleaved", pairs: RopePairs::Neighbours, composed },
     )
@@ -56,7 +58,7 @@ struct RopeOp {
     composed: ComposedRope,
 }
 
-fn apply([x, cos, sin]: [&Tensor; 3], op: RopeOp) -> Result<Tensor> {
+fn rotated([x, cos, sin]: [&Tensor; 3], op: RopeOp) -> Result<Tensor> {
     check_dtypes(op.name, &[x, cos, sin])?;
     check_shapes(op.name, [x, cos, sin])?;
     if cos.track_op() || sin.track_op() {
@@ -65,7 +67,7 @@ fn apply([x, cos, sin]: [&Tensor; 3], op: RopeOp) -> Result<Tensor> {
     if !x.device().is_cpu() {
         return (op.composed)(x, cos, sin);
     }
-    x.contiguous()?.apply_op3(&cos.contiguous()?, &sin.contiguous()?, LayerOp(op))
+    apply(op, [x, cos, sin])
 }
 
 fn check_shapes(op: &str, [x, cos, sin]: [&Tensor; 3]) -> Result<()> {
@@ -92,7 +94,12 @@ struct Angles<'a> {
 
 impl RopeOp {
     /// Rotates the rows of `x`. `dims` has the dims of `x` and of the tables.
-    fn rotate<T: LayerElement>(&self, x: &[T], dims: [&[usize]; 2], angles: &Angles<'_>) -> Vec<T> {
+    fn rotate<T: LayerElement>(
+        &self,
+        x: Values<'_>,
+        dims: [&[usize]; 2],
+        angles: &Angles<'_>,
+    ) -> Vec<T> {
         let [&[.., length, heads, width], &[_, pairs]] = dims else { return Vec::new() };
         let [y] = Rows { inputs: [x], width }.map(|row, [x], [y]| {
             let start = row / heads % length * pairs;
@@ -144,7 +151,7 @@ impl CpuLayer<3> for RopeOp {
         let [cos, sin] = [cos.wide(self.name)?, sin.wide(self.name)?];
         let angles = Angles { cos: &cos, sin: &sin, sign: 1.0 };
         with_element!(x.dtype(), self.name, T => {
-            output(self.rotate(x.elements::<T>()?, dims, &angles), x.dims())
+            output::<T>(self.rotate(x.values(self.name)?, dims, &angles), x.dims())
         })
     }
 
@@ -152,14 +159,12 @@ impl CpuLayer<3> for RopeOp {
     fn backward(
         &self,
         [x, cos, sin]: [LayerInput<'_>; 3],
-        g: LayerInput<'_>,
+        g: &Gradient,
     ) -> Result<LayerGradients<3>> {
         let dims = [x, cos].map(LayerInput::dims);
         let [cos, sin] = [cos.wide(self.name)?, sin.wide(self.name)?];
         let angles = Angles { cos: &cos, sin: &sin, sign: -1.0 };
-        with_element!(g.dtype(), self.name, T => {
-            let of_x = self.rotate(g.elements::<T>()?, dims, &angles);
-            Ok([gradient(x, of_x)?, None, None])
-        })
+        let of_x = || Ok(self.rotate(Values::F32(g.elements()), dims, &angles));
+        Ok([x.gradient(of_x)?, None, None])
     }
 }

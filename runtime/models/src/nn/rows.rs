@@ -7,7 +7,6 @@
 use std::array;
 use std::ops::Range;
 
-use candle_core::{DType, WithDType};
 use hsdp_kernels::{Values, ValuesMut, cast, unpack, vectorized};
 use parking_lot::Mutex;
 use rayon::prelude::*;
@@ -26,15 +25,15 @@ const MOST_CHUNKS: usize = 256;
 pub(super) const ANY_WIDTH: usize = 1024;
 
 /// Tensors of one shape, as rows of `width` elements. The last row may be shorter.
-pub(super) struct Rows<'a, T, const N: usize> {
-    pub(super) inputs: [&'a [T]; N],
+pub(super) struct Rows<'a, const N: usize> {
+    pub(super) inputs: [Values<'a>; N],
     pub(super) width: usize,
 }
 
-impl<T: LayerElement, const N: usize> Rows<'_, T, N> {
+impl<const N: usize> Rows<'_, N> {
     /// Computes `M` tensors of the shape of the inputs. `row` gets the number of a row, the row of
     /// each input, and the row of each output, which it overwrites.
-    pub(super) fn map<const M: usize>(
+    pub(super) fn map<T: LayerElement, const M: usize>(
         &self,
         row: impl Fn(usize, [&[f32]; N], [&mut [f32]; M]) + Sync,
     ) -> [Vec<T>; M] {
@@ -44,7 +43,7 @@ impl<T: LayerElement, const N: usize> Rows<'_, T, N> {
     /// Computes tensors as [`map`](Self::map) does, with a state that `row` changes. Each chunk of
     /// rows has its own state, which begins as `start`. Returns the states in the order of the
     /// rows. The chunks depend on the shape alone.
-    pub(super) fn fold<A: Send, const M: usize>(
+    pub(super) fn fold<T: LayerElement, A: Send, const M: usize>(
         &self,
         start: impl Fn() -> A + Sync,
         row: impl Fn(&mut A, usize, [&[f32]; N], [&mut [f32]; M]) + Sync,
@@ -68,7 +67,10 @@ impl<T: LayerElement, const N: usize> Rows<'_, T, N> {
         self.inputs.first().map_or(0, |input| input.len())
     }
 
-    fn chunks<'o, const M: usize>(&self, outputs: &'o mut [Vec<T>; M]) -> Vec<RowChunk<'o, T, M>> {
+    fn chunks<'o, T, const M: usize>(
+        &self,
+        outputs: &'o mut [Vec<T>; M],
+    ) -> Vec<RowChunk<'o, T, M>> {
         let len = self.len();
         if self.width == 0 {
             return Vec::new();
@@ -84,17 +86,16 @@ impl<T: LayerElement, const N: usize> Rows<'_, T, N> {
         starts.map(chunk).collect()
     }
 
-    fn run<A, const M: usize>(
+    fn run<T: LayerElement, A, const M: usize>(
         &self,
         chunk: RowChunk<'_, T, M>,
         mut state: A,
         row: &impl Fn(&mut A, usize, [&[f32]; N], [&mut [f32]; M]),
     ) -> A {
         let RowChunk { elements, outputs } = chunk;
-        let mut inputs = self
-            .inputs
-            .map(|input| RowInput { values: &input[elements.clone()], wide: self.wide() });
-        let mut outputs = outputs.map(|values| RowOutput { values, wide: self.wide() });
+        let parts = self.inputs.map(|values| values.slice(elements.clone()));
+        let mut inputs = parts.map(|values| RowInput::new(values, self.width));
+        let mut outputs = outputs.map(|values| RowOutput::new(T::values_mut(values), self.width));
         let first = elements.start / self.width;
         for (index, start) in (0..elements.len()).step_by(self.width).enumerate() {
             let range = start..elements.len().min(start + self.width);
@@ -104,11 +105,6 @@ impl<T: LayerElement, const N: usize> Rows<'_, T, N> {
             outputs.iter_mut().for_each(|output| output.round(range.clone()));
         }
         state
-    }
-
-    /// Returns a buffer for a row in f32, if the elements are not f32.
-    fn wide(&self) -> Vec<f32> {
-        vec![0.0; if <T as WithDType>::DTYPE == DType::F32 { 0 } else { self.width }]
     }
 }
 
@@ -124,15 +120,21 @@ struct RowChunk<'a, T, const M: usize> {
     outputs: [&'a mut [T]; M],
 }
 
-struct RowInput<'a, T> {
-    values: &'a [T],
+struct RowInput<'a> {
+    values: Values<'a>,
+    /// Row in f32, if the elements are not f32.
     wide: Vec<f32>,
 }
 
-impl<T: LayerElement> RowInput<'_, T> {
+impl<'a> RowInput<'a> {
+    fn new(values: Values<'a>, width: usize) -> Self {
+        let is_wide = matches!(values, Values::F32(_));
+        Self { values, wide: vec![0.0; if is_wide { 0 } else { width }] }
+    }
+
     fn row(&mut self, range: Range<usize>) -> &[f32] {
         let wide = &mut self.wide;
-        match T::values(&self.values[range]) {
+        match self.values.slice(range) {
             Values::F32(row) => row,
             row => {
                 let wide = &mut wide[..row.len()];
@@ -143,15 +145,21 @@ impl<T: LayerElement> RowInput<'_, T> {
     }
 }
 
-struct RowOutput<'a, T> {
-    values: &'a mut [T],
+struct RowOutput<'a> {
+    values: ValuesMut<'a>,
+    /// Row in f32, if the elements are not f32.
     wide: Vec<f32>,
 }
 
-impl<T: LayerElement> RowOutput<'_, T> {
+impl<'a> RowOutput<'a> {
+    fn new(values: ValuesMut<'a>, width: usize) -> Self {
+        let is_wide = matches!(values, ValuesMut::F32(_));
+        Self { values, wide: vec![0.0; if is_wide { 0 } else { width }] }
+    }
+
     fn row(&mut self, range: Range<usize>) -> &mut [f32] {
         let len = range.len();
-        match T::values_mut(&mut self.values[range]) {
+        match self.values.reborrow().slice(range) {
             ValuesMut::F32(row) => row,
             _ => &mut self.wide[..len],
         }
@@ -160,7 +168,7 @@ impl<T: LayerElement> RowOutput<'_, T> {
     /// Rounds a row that was written in f32, and stores it.
     fn round(&mut self, range: Range<usize>) {
         let len = range.len();
-        match T::values_mut(&mut self.values[range]) {
+        match self.values.reborrow().slice(range) {
             ValuesMut::F32(_) => {}
             row => cast(row, &self.wide[..len]),
         }

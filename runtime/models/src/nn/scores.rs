@@ -3,13 +3,15 @@
 use std::ops::Range;
 
 use candle_core::{CpuStorage, DType, Layout, Result, Shape, Tensor, bail};
+use hsdp_candle::Gradient;
+use hsdp_kernels::Values;
 
 use super::activations::{Cap, exp};
 use super::composed;
 use super::element::{
-    LayerElement, LayerInput, LentTensor, check_dtypes, gradient, last_dim, narrow, with_element,
+    LayerElement, LayerInput, LentTensor, check_dtypes, last_dim, narrow, with_element,
 };
-use super::layer::{CpuLayer, LayerGradients, LayerOp, output};
+use super::layer::{CpuLayer, LayerGradients, apply, output};
 use super::rows::{Rows, max, sum, sum_of_pairs};
 
 const NAME: &str = "softmax";
@@ -85,7 +87,7 @@ pub fn softmax_of_scores(products: &Tensor, scores: &Scores<'_>) -> Result<Tenso
     if !products.device().is_cpu() {
         return composed::softmax_of_scores(products, scores);
     }
-    products.contiguous()?.apply_op1(LayerOp(Softmax::new(NAME, products.dims(), scores)?))
+    apply(Softmax::new(NAME, products.dims(), scores)?, [products])
 }
 
 fn check_causal(op: &str, mask: &str, scores: &[usize]) -> Result<()> {
@@ -184,7 +186,7 @@ pub(super) struct SoftmaxKernel<'a> {
 }
 
 impl SoftmaxKernel<'_> {
-    fn forward<T: LayerElement>(&self, products: &[T]) -> Vec<T> {
+    fn forward<T: LayerElement>(&self, products: Values<'_>) -> Vec<T> {
         let rows = Rows { inputs: [products], width: self.width };
         let [shares] = rows.map(|row, [products], [shares]| {
             let visible = self.visible(row);
@@ -197,7 +199,7 @@ impl SoftmaxKernel<'_> {
 
     /// Returns the gradient of the products, from the products and the gradient of the shares. The
     /// shares are computed again, because those that the forward returned are rounded.
-    fn backward<T: LayerElement>(&self, inputs: [&[T]; 2]) -> Vec<T> {
+    fn backward(&self, inputs: [Values<'_>; 2]) -> Vec<f32> {
         let rows = Rows { inputs, width: self.width };
         let [of_products] = rows.map(|row, [products, g], [of_products]| {
             let visible = self.visible(row);
@@ -316,20 +318,14 @@ impl CpuLayer<1> for Softmax {
     fn forward(&self, [products]: [LayerInput<'_>; 1]) -> Result<(CpuStorage, Shape)> {
         let width = products.dims().last().copied().unwrap_or_default();
         with_element!(products.dtype(), NAME, T => {
-            let values = products.elements::<T>()?;
-            output(self.run(width, |kernel| kernel.forward(values))?, products.dims())
+            let values = products.values(NAME)?;
+            output::<T>(self.run(width, |kernel| kernel.forward(values))?, products.dims())
         })
     }
 
-    fn backward(
-        &self,
-        [products]: [LayerInput<'_>; 1],
-        g: LayerInput<'_>,
-    ) -> Result<LayerGradients<1>> {
+    fn backward(&self, [products]: [LayerInput<'_>; 1], g: &Gradient) -> Result<LayerGradients<1>> {
         let width = products.dims().last().copied().unwrap_or_default();
-        with_element!(products.dtype(), NAME, T => {
-            let inputs = [products.elements::<T>()?, g.elements()?];
-            Ok([gradient(products, self.run(width, |kernel| kernel.backward(inputs))?)?])
-        })
+        let inputs = [products.values(NAME)?, Values::F32(g.elements())];
+        Ok([products.gradient(|| self.run(width, |kernel| kernel.backward(inputs)))?])
     }
 }

@@ -1,0 +1,396 @@
+//! Layers whose gradients are summed in place, in f32.
+//!
+//! candle's backward adds each gradient that an op returns to a tensor of zeros, and makes a new
+//! tensor of the sum, in the dtype of the forward. A layer that [`record`] puts into the graph does
+//! without that: a scalar represents its output there, and the gradient of the output lies beside
+//! the graph, in a [`GradientCell`].
+//!
+//! ```text
+//!   candle's graph            x ---> gate --> layer --> layer -------> gate ...
+//!                                              |          |
+//!   tensors of the program                    view       view
+//! ```
+//!
+//! * A layer is a [`LayerOp`] on the scalars of its inputs. Its backward takes the gradient of the
+//!   output from the cell, and adds the gradients of the inputs to their cells.
+//! * The program has a view of the scalar, a tensor with the elements. If an op of candle reads the
+//!   view, its backward adds candle's gradient to the cell.
+//! * A tensor that candle's ops have made becomes the input of a layer through a gate, whose
+//!   backward gives the sum of the cell to candle.
+//!
+//! The scalars have the edges of the graph, so candle comes to a scalar after all its readers, and
+//! a cell is complete when the backward takes it. Sums are in the order of candle's walk.
+//!
+//! A layer finds the scalar of an input by the address of the storage: a reshape of an output
+//! shares it, and has the same elements in the same order.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::sync::{Arc, OnceLock, Weak};
+
+use candle_core::op::BackpropOp;
+use candle_core::{
+    CpuStorage, CustomOp1, CustomOp2, CustomOp3, DType, Layout, Result, Shape, Storage, Tensor,
+    bail,
+};
+use parking_lot::Mutex;
+
+use crate::gradient::{Gradient, GradientSum};
+use crate::ops::copy;
+use crate::zeros;
+
+/// Backward of a layer on the CPU.
+pub trait Layer: Send + Sync + 'static {
+    /// Returns the name of the layer, for errors.
+    fn name(&self) -> &'static str;
+
+    /// Computes the gradients of the inputs from the gradient of the output. The gradient of an
+    /// input that is not tracked is not needed.
+    ///
+    /// # Errors
+    /// If the inputs have no gradient.
+    fn backward(
+        &self,
+        inputs: &[LayerArgument],
+        gradient: &Gradient,
+    ) -> Result<Vec<Option<Gradient>>>;
+}
+
+/// An input of a [`Layer`], in its backward.
+#[derive(Debug)]
+pub struct LayerArgument {
+    /// Tensor without a history.
+    pub tensor: Tensor,
+    /// Whether a gradient flows to the input.
+    pub is_tracked: bool,
+}
+
+/// Makes the output of a layer from its elements, and puts the layer into candle's graph if candle
+/// tracks an input. The inputs are on the CPU, contiguous, of the dtype f32, bf16 or f16. Not
+/// collective.
+///
+/// # Errors
+/// If an input is on another device or of another dtype.
+pub fn record(
+    layer: impl Layer,
+    inputs: &[&Tensor],
+    elements: CpuStorage,
+    shape: Shape,
+) -> Result<Tensor> {
+    let nodes = inputs
+        .iter()
+        .map(|input| input.track_op().then(|| Node::of(layer.name(), input)).transpose())
+        .collect::<Result<Vec<_>>>()?;
+    if nodes.iter().all(Option::is_none) {
+        return Ok(Tensor::from_storage(Storage::Cpu(elements), shape, BackpropOp::none(), false));
+    }
+    let argument = |(input, node): (&&Tensor, &Option<Arc<Node>>)| LayerArgument {
+        tensor: node.as_ref().map_or_else(|| input.detach(), |node| node.plain(input)),
+        is_tracked: node.is_some(),
+    };
+    let arguments = inputs.iter().zip(&nodes).map(argument).collect();
+    let cell = Arc::<GradientCell>::default();
+    let scalars: Vec<_> = nodes.iter().flatten().map(|node| node.scalar.clone()).collect();
+    let len = shape.elem_count();
+    let op = LayerOp { layer, arguments, nodes, len, cell: Arc::clone(&cell) };
+    let scalar = match scalars.as_slice() {
+        [parent] => parent.apply_op1(op)?,
+        [first, second] => first.apply_op2(second, op)?,
+        [first, before @ .., second, third] => {
+            let join = |joined: Tensor, scalar| joined.apply_op2(scalar, JoinOp);
+            before.iter().try_fold(first.clone(), join)?.apply_op3(second, third, op)?
+        }
+        [] => bail!("{}: a layer without inputs", op.layer.name()),
+    };
+    viewed(scalar, cell, Storage::Cpu(elements), shape)
+}
+
+/// Sum of the gradients of a tensor that have arrived in a backward.
+#[derive(Debug, Default)]
+pub(crate) struct GradientCell(Mutex<Option<GradientSum>>);
+
+impl GradientCell {
+    /// Adds a gradient.
+    pub(crate) fn add(&self, gradient: GradientSum) -> Result<()> {
+        let mut sum = self.0.lock();
+        *sum = Some(match sum.take() {
+            Some(sum) => sum.plus(gradient)?,
+            None => gradient,
+        });
+        Ok(())
+    }
+
+    /// Takes the sum. `None` if no gradient has arrived.
+    pub(crate) fn take(&self) -> Option<GradientSum> {
+        self.0.lock().take()
+    }
+}
+
+/// A tensor that a scalar represents in candle's graph.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) scalar: Tensor,
+    pub(crate) cell: Arc<GradientCell>,
+    /// Tensor without a history, which keeps the address of its storage from being used again.
+    tensor: Tensor,
+}
+
+/// Nodes by the addresses of their storages. A node removes itself.
+static NODES: Mutex<BTreeMap<usize, Weak<Node>>> = Mutex::new(BTreeMap::new());
+
+fn address(tensor: &Tensor) -> usize {
+    let (storage, _) = tensor.storage_and_layout();
+    std::ptr::from_ref::<Storage>(&storage).addr()
+}
+
+impl Node {
+    /// Makes the node of a tensor. Layers find it, unless the storage has a node already: that of a
+    /// tensor which contains this one.
+    fn new(scalar: Tensor, cell: Arc<GradientCell>, tensor: &Tensor) -> Arc<Self> {
+        let node = Arc::new(Self { scalar, cell, tensor: tensor.detach() });
+        let mut nodes = NODES.lock();
+        let known = nodes.entry(address(tensor)).or_default();
+        if known.strong_count() == 0 {
+            *known = Arc::downgrade(&node);
+        }
+        drop(nodes);
+        node
+    }
+
+    /// Returns the node of a tensor that candle tracks, if it has one.
+    pub(crate) fn known(tensor: &Tensor) -> Option<Arc<Self>> {
+        if !tensor.track_op() {
+            return None;
+        }
+        let node = NODES.lock().get(&address(tensor))?.upgrade()?;
+        let layout = tensor.layout();
+        let is_whole = layout.is_contiguous()
+            && layout.start_offset() == 0
+            && tensor.elem_count() == node.tensor.elem_count();
+        is_whole.then_some(node)
+    }
+
+    /// Returns `tensor`, which this node represents, without a history.
+    pub(crate) fn plain(&self, tensor: &Tensor) -> Tensor {
+        match self.tensor.dims() == tensor.dims() {
+            true => self.tensor.clone(),
+            false => tensor.detach(),
+        }
+    }
+
+    /// Returns the node of a tensor that candle tracks, or makes a gate.
+    fn of(layer: &'static str, tensor: &Tensor) -> Result<Arc<Self>> {
+        if let Some(node) = Self::known(tensor) {
+            return Ok(node);
+        }
+        if !can_be_node(tensor) {
+            let device = tensor.device().location();
+            let dtype = tensor.dtype().as_str();
+            bail!("{layer}: an input is {dtype} on {device:?}, not f32, bf16 or f16 on the CPU")
+        }
+        let cell = Arc::<GradientCell>::default();
+        let scalar = tensor.apply_op1(GateOp(Arc::clone(&cell)))?;
+        Ok(Self::new(scalar, cell, tensor))
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Entry::Occupied(entry) = NODES.lock().entry(address(&self.tensor))
+            && std::ptr::eq(entry.get().as_ptr(), self)
+        {
+            entry.remove();
+        }
+    }
+}
+
+/// Returns whether a scalar can represent a tensor of this dtype and device.
+pub(crate) fn can_be_node(tensor: &Tensor) -> bool {
+    tensor.device().is_cpu() && matches!(tensor.dtype(), DType::F32 | DType::BF16 | DType::F16)
+}
+
+/// Returns the tensor that stands in candle's graph for `tensor`: its scalar, or if it has none,
+/// itself.
+pub(crate) fn in_graph(tensor: &Tensor) -> Tensor {
+    Node::known(tensor).map_or_else(|| tensor.clone(), |node| node.scalar.clone())
+}
+
+/// Returns a tensor without a history that shares the storage of `tensor`.
+pub(crate) fn plain(tensor: &Tensor) -> Tensor {
+    Node::known(tensor).map_or_else(|| tensor.detach(), |node| node.plain(tensor))
+}
+
+/// Applies an op to a tensor in candle's graph, that is, to its scalar if it has one. `op` returns
+/// its argument, and gives it the whole gradient.
+pub(crate) fn through(
+    tensor: &Tensor,
+    op: impl FnOnce(&Tensor) -> Result<Tensor>,
+) -> Result<Tensor> {
+    let Some(node) = Node::known(tensor) else { return op(tensor) };
+    let elements = copied(tensor)?;
+    viewed(op(&node.scalar)?, Arc::clone(&node.cell), elements, tensor.shape().clone())
+}
+
+/// Copies the elements of a contiguous tensor on the CPU.
+pub(crate) fn copied(tensor: &Tensor) -> Result<Storage> {
+    let (storage, layout) = tensor.storage_and_layout();
+    match &*storage {
+        Storage::Cpu(storage) => Ok(Storage::Cpu(copy(storage, layout)?.0)),
+        _ => bail!("a tensor that layers read is not on the CPU"),
+    }
+}
+
+/// Makes the tensor that `scalar` represents. The gradient of the tensor arrives in `cell`.
+pub(crate) fn viewed(
+    scalar: Tensor,
+    cell: Arc<GradientCell>,
+    elements: Storage,
+    shape: Shape,
+) -> Result<Tensor> {
+    let node = Arc::<OnceLock<_>>::default();
+    let elements = Mutex::new(Some((elements, shape)));
+    let op = ViewOp { elements, node: Arc::clone(&node) };
+    let view = scalar.apply_op1(op)?;
+    let _ = node.set(Node::new(scalar, cell, &view));
+    Ok(view)
+}
+
+/// Returns the storage of a scalar of candle's graph. Its value has no meaning.
+fn scalar() -> (CpuStorage, Shape) {
+    (CpuStorage::F32(vec![0.0]), ().into())
+}
+
+/// Op of a layer, on the scalars of its inputs.
+struct LayerOp<L> {
+    layer: L,
+    arguments: Vec<LayerArgument>,
+    nodes: Vec<Option<Arc<Node>>>,
+    /// Number of elements of the output.
+    len: usize,
+    cell: Arc<GradientCell>,
+}
+
+impl<L: Layer> LayerOp<L> {
+    fn backward(&self) -> Result<()> {
+        let gradient = match self.cell.take() {
+            Some(gradient) => gradient.into_gradient()?,
+            // Only the order of the backward has led here.
+            None => Gradient::zeros(self.len),
+        };
+        let gradients = self.layer.backward(&self.arguments, &gradient)?;
+        drop(gradient);
+        for (node, gradient) in self.nodes.iter().zip(gradients) {
+            if let (Some(node), Some(gradient)) = (node, gradient) {
+                node.cell.add(GradientSum::Host(gradient))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Implements candle's trait of ops for a layer with so many tracked inputs.
+macro_rules! layer_op {
+    ($op:ident, $gradients:ty, $($parent:ident: $storage:ty, $layout:ty),+) => {
+        impl<L: Layer> $op for LayerOp<L> {
+            fn name(&self) -> &'static str {
+                self.layer.name()
+            }
+
+            fn cpu_fwd(&self, $(_: $storage, _: $layout),+) -> Result<(CpuStorage, Shape)> {
+                Ok(scalar())
+            }
+
+            fn bwd(&self, $($parent: &Tensor,)+ _: &Tensor, _: &Tensor) -> Result<$gradients> {
+                self.backward()?;
+                Ok(($(zeros::for_parent($parent)?),+))
+            }
+        }
+    };
+}
+
+type ParentGradient = Option<Tensor>;
+
+layer_op!(CustomOp1, ParentGradient, a: &CpuStorage, &Layout);
+layer_op!(
+    CustomOp2, (ParentGradient, ParentGradient),
+    a: &CpuStorage, &Layout, b: &CpuStorage, &Layout
+);
+layer_op!(
+    CustomOp3, (ParentGradient, ParentGradient, ParentGradient),
+    a: &CpuStorage, &Layout, b: &CpuStorage, &Layout, c: &CpuStorage, &Layout
+);
+
+/// Op that makes a tensor with elements from the scalar that represents it.
+struct ViewOp {
+    elements: Mutex<Option<(Storage, Shape)>>,
+    /// Node of the view. The view alone keeps it while no layer reads it.
+    node: Arc<OnceLock<Arc<Node>>>,
+}
+
+impl CustomOp1 for ViewOp {
+    fn name(&self) -> &'static str {
+        "elements of a layer"
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        match self.elements.lock().take() {
+            Some((Storage::Cpu(elements), shape)) => Ok((elements, shape)),
+            _ => bail!("the elements of a layer were taken twice, or are not on the CPU"),
+        }
+    }
+
+    fn bwd(&self, scalar: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+        let node = self.node.get().expect("`viewed` sets the node before it returns the view");
+        node.cell.add(GradientSum::Tensor(gradient.detach()))?;
+        zeros::for_parent(scalar)
+    }
+}
+
+/// Op that makes the scalar of a tensor of candle's.
+struct GateOp(Arc<GradientCell>);
+
+impl CustomOp1 for GateOp {
+    fn name(&self) -> &'static str {
+        "input of a layer"
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        Ok(scalar())
+    }
+
+    fn bwd(&self, tensor: &Tensor, _: &Tensor, _: &Tensor) -> Result<Option<Tensor>> {
+        match self.0.take() {
+            Some(gradient) => Ok(Some(gradient.into_tensor_like(tensor)?)),
+            None => zeros::for_parent(tensor),
+        }
+    }
+}
+
+/// Op that joins the scalars of two inputs, for a layer with more than three.
+struct JoinOp;
+
+impl CustomOp2 for JoinOp {
+    fn name(&self) -> &'static str {
+        "inputs of a layer"
+    }
+
+    fn cpu_fwd(
+        &self,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        Ok(scalar())
+    }
+
+    fn bwd(
+        &self,
+        first: &Tensor,
+        second: &Tensor,
+        _: &Tensor,
+        _: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        Ok((zeros::for_parent(first)?, zeros::for_parent(second)?))
+    }
+}
