@@ -251,9 +251,9 @@ const WIDTHS_OF_ENDS: usize = 3;
 /// its input, 4 each, beside that of the residual stream.
 const GRADIENT_WIDTHS: usize = 9;
 
-/// Sizes of gradients during the backward of an attention, beside the scores: its output 1, queries,
-/// keys and values by head 3, the same in one tensor 3, and the residual stream 1.
-const ATTENTION_WIDTHS: usize = 8;
+/// Sizes of gradients while an attention has scores: the residual stream 1, its output 1, queries,
+/// keys and values 3.
+const SCORES_WIDTHS: usize = 5;
 
 /// Number of gradients of the logits.
 const GRADIENT_LOGITS: usize = 1;
@@ -293,7 +293,7 @@ impl Gpt {
         let logits = |count, bytes| product([count, batch, context, vocab, bytes]);
         let room = room_of_scores(context, batch.saturating_mul(heads));
         let wide = size_of::<f32>(); // gradients of layers are in f32
-        let of_attention = widths(ATTENTION_WIDTHS, wide).saturating_add(room);
+        let of_attention = widths(SCORES_WIDTHS, wide).saturating_add(room);
         let of_block = widths(GRADIENT_WIDTHS, wide).max(of_attention);
         GptMemory {
             activations: widths(WIDTHS, bytes)
