@@ -251,9 +251,9 @@ const WIDTHS_OF_ENDS: usize = 3;
 /// its input, 4 each, beside that of the residual stream.
 const GRADIENT_WIDTHS: usize = 9;
 
-/// Sizes of gradients while an attention has scores: the residual stream 1, its output 1, queries,
-/// keys and values 3.
-const SCORES_WIDTHS: usize = 5;
+/// Sizes of tensors while an attention has scores: gradients of the residual stream 1, of its output
+/// 1, of queries, keys and values 3, and copies of the heads in work, about 1.
+const SCORES_WIDTHS: usize = 6;
 
 /// Number of gradients of the logits.
 const GRADIENT_LOGITS: usize = 1;
