@@ -29,6 +29,7 @@
 //! | products of matrices | `torch.matmul` | [`matmul`] or [`product`] of a [`Matrix`] and another |
 //! | loops of another crate with this machine's vectors | | [`vectorized`] |
 //! | an output that several threads fill | | [`DisjointVec`], [`DisjointBuffer`] |
+//! | a new output, whose memory is written once | `torch.empty` | [`FreshVec`], [`product`] |
 //! | peak memory, measured | `torch.cuda.max_memory_allocated` | [`memory`] |
 //!
 //! This example reduces the gradients of two members over a bf16 wire, and adds the result to a
@@ -53,7 +54,7 @@
 //! (the operands); `round`, `simd`, `float16`, `map` (vector code); `number`, `element` (the
 //! elements of collectives); `divisor`, `wire` (division and rounding); `convert`, `accumulate`,
 //! `inspect`, `contributions`, `scale`, `reduce`, `stream`, `matmul`, `optimizer` (the kernels);
-//! `disjoint`, [`memory`]; [`cuda`] (the same arithmetic on a GPU); `gradient` (gradients that an
+//! `disjoint`, `fresh`, [`memory`]; [`cuda`] (the same arithmetic on a GPU); `gradient` (gradients that an
 //! autograd lends, in host or device memory).
 
 mod accumulate;
@@ -66,6 +67,7 @@ mod divisor;
 mod element;
 mod error;
 mod float16;
+mod fresh;
 mod gradient;
 mod inspect;
 mod map;
@@ -91,6 +93,7 @@ pub use self::disjoint::{DisjointBuffer, DisjointVec};
 pub use self::divisor::Divisor;
 pub use self::element::{Element, Real};
 pub use self::error::Error;
+pub use self::fresh::{FreshPart, FreshVec};
 pub use self::gradient::{GradientValues, read_once};
 pub use self::inspect::{first_non_finite, squared_distance, squared_norm};
 pub use self::matmul::{Matrix, Threads, matmul, product};

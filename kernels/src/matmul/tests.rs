@@ -53,6 +53,18 @@ fn products_may_be_large() {
 }
 
 #[test]
+fn a_new_product_is_the_one_that_replaces() {
+    for [rows, inner, columns] in [[3, 5, 4], [300, 257, 190], [7, 0, 9], [0, 4, 3]] {
+        let left = scattered(rows * inner);
+        let right = scattered(inner * columns);
+        let pair = [Matrix::new(&left, rows, inner), Matrix::new(&right, inner, columns)];
+        let mut replaced = vec![f32::NAN; rows * columns];
+        matmul(&mut replaced, Fold::Replace, pair, Threads::One);
+        assert_eq!(product(pair, Threads::One), replaced);
+    }
+}
+
+#[test]
 fn the_bits_do_not_depend_on_the_threads() {
     let left = scattered(300 * 200);
     let right = scattered(200 * 250);

@@ -7,7 +7,7 @@
 use std::array;
 use std::ops::Range;
 
-use hsdp_kernels::{Values, ValuesMut, cast, unpack, vectorized};
+use hsdp_kernels::{FreshPart, FreshVec, Values, ValuesMut, cast, unpack, vectorized};
 use parking_lot::Mutex;
 use rayon::prelude::*;
 
@@ -49,7 +49,7 @@ impl<const N: usize> Rows<'_, N> {
         row: impl Fn(&mut A, usize, [&[f32]; N], [&mut [f32]; M]) + Sync,
     ) -> ([Vec<T>; M], Vec<A>) {
         let len = self.len();
-        let mut outputs = array::from_fn(|_| vec![T::zeroed(); len]);
+        let mut outputs = array::from_fn(|_| FreshVec::new(len));
         let chunks: Vec<_> =
             self.chunks(&mut outputs).into_iter().map(Some).map(Mutex::new).collect();
         let run = |index: usize| {
@@ -60,16 +60,16 @@ impl<const N: usize> Rows<'_, N> {
             true => in_parallel(chunks.len(), run),
             false => (0..chunks.len()).map(run).collect(),
         };
-        (outputs, states)
+        (outputs.map(FreshVec::into_vec), states)
     }
 
     fn len(&self) -> usize {
         self.inputs.first().map_or(0, |input| input.len())
     }
 
-    fn chunks<'o, T, const M: usize>(
+    fn chunks<'o, T: LayerElement, const M: usize>(
         &self,
-        outputs: &'o mut [Vec<T>; M],
+        outputs: &'o mut [FreshVec<T>; M],
     ) -> Vec<RowChunk<'o, T, M>> {
         let len = self.len();
         if self.width == 0 {
@@ -77,11 +77,11 @@ impl<const N: usize> Rows<'_, N> {
         }
         let rows = len.div_ceil(self.width);
         let step = self.width * CHUNK.div_ceil(self.width).max(rows.div_ceil(MOST_CHUNKS));
-        let mut parts = outputs.each_mut().map(|output| output.chunks_mut(step));
+        let mut parts = outputs.each_mut().map(|output| output.parts(step));
         let starts = (0..len).step_by(step);
         let chunk = |start: usize| RowChunk {
             elements: start..len.min(start + step),
-            outputs: parts.each_mut().map(|part| part.next().unwrap_or_default()),
+            outputs: parts.each_mut().map(|part| part.next().expect("a part for each chunk")),
         };
         starts.map(chunk).collect()
     }
@@ -95,14 +95,15 @@ impl<const N: usize> Rows<'_, N> {
         let RowChunk { elements, outputs } = chunk;
         let parts = self.inputs.map(|values| values.slice(elements.clone()));
         let mut inputs = parts.map(|values| RowInput::new(values, self.width));
-        let mut outputs = outputs.map(|values| RowOutput::new(T::values_mut(values), self.width));
+        let mut outputs = outputs.map(|part| RowOutput { part, wide: Vec::new() });
         let first = elements.start / self.width;
         for (index, start) in (0..elements.len()).step_by(self.width).enumerate() {
             let range = start..elements.len().min(start + self.width);
             let read = inputs.each_mut().map(|input| input.row(range.clone()));
-            let written = outputs.each_mut().map(|output| output.row(range.clone()));
+            let mut rows = outputs.each_mut().map(|output| output.row(range.len()));
+            let written = rows.each_mut().map(OutputRow::wide);
             vectorized(|| row(&mut state, first + index, read, written));
-            outputs.iter_mut().for_each(|output| output.round(range.clone()));
+            rows.into_iter().for_each(OutputRow::round);
         }
         state
     }
@@ -117,7 +118,7 @@ fn is_parallel(len: usize) -> bool {
 /// A range of elements, and the same range of each output.
 struct RowChunk<'a, T, const M: usize> {
     elements: Range<usize>,
-    outputs: [&'a mut [T]; M],
+    outputs: [FreshPart<'a, T>; M],
 }
 
 struct RowInput<'a> {
@@ -145,32 +146,46 @@ impl<'a> RowInput<'a> {
     }
 }
 
-struct RowOutput<'a> {
-    values: ValuesMut<'a>,
+struct RowOutput<'a, T> {
+    part: FreshPart<'a, T>,
     /// Row in f32, if the elements are not f32.
     wide: Vec<f32>,
 }
 
-impl<'a> RowOutput<'a> {
-    fn new(values: ValuesMut<'a>, width: usize) -> Self {
-        let is_wide = matches!(values, ValuesMut::F32(_));
-        Self { values, wide: vec![0.0; if is_wide { 0 } else { width }] }
+impl<T: LayerElement> RowOutput<'_, T> {
+    /// Takes the next row, in zeros.
+    fn row(&mut self, len: usize) -> OutputRow<'_> {
+        match T::values_mut(self.part.take(len)) {
+            ValuesMut::F32(row) => OutputRow::Wide(row),
+            row => {
+                self.wide.clear();
+                self.wide.resize(len, 0.0);
+                OutputRow::Rounded { row, wide: &mut self.wide }
+            }
+        }
     }
+}
 
-    fn row(&mut self, range: Range<usize>) -> &mut [f32] {
-        let len = range.len();
-        match self.values.reborrow().slice(range) {
-            ValuesMut::F32(row) => row,
-            _ => &mut self.wide[..len],
+/// A row of an output.
+enum OutputRow<'a> {
+    /// Elements in f32.
+    Wide(&'a mut [f32]),
+    /// Elements of 16 bits, and the row in f32 that is rounded to them.
+    Rounded { row: ValuesMut<'a>, wide: &'a mut [f32] },
+}
+
+impl OutputRow<'_> {
+    fn wide(&mut self) -> &mut [f32] {
+        match self {
+            Self::Wide(row) => row,
+            Self::Rounded { wide, .. } => wide,
         }
     }
 
     /// Rounds a row that was written in f32, and stores it.
-    fn round(&mut self, range: Range<usize>) {
-        let len = range.len();
-        match self.values.reborrow().slice(range) {
-            ValuesMut::F32(_) => {}
-            row => cast(row, &self.wide[..len]),
+    fn round(self) {
+        if let Self::Rounded { row, wide } = self {
+            cast(row, wide);
         }
     }
 }
