@@ -27,6 +27,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::{Arc, OnceLock, Weak};
+use std::thread::{self, ThreadId};
 
 use candle_core::op::BackpropOp;
 use candle_core::{
@@ -105,24 +106,28 @@ pub fn record(
     viewed(scalar, cell, Storage::Cpu(elements), shape)
 }
 
-/// Sum of the gradients of a tensor that have arrived in a backward.
+/// Sum of the gradients of a tensor that have arrived in a backward. A backward runs on one thread,
+/// and each thread has its own sum: graphs of two threads may share a tensor.
 #[derive(Debug, Default)]
-pub(crate) struct GradientCell(Mutex<Option<GradientSum>>);
+pub(crate) struct GradientCell(Mutex<Vec<(ThreadId, GradientSum)>>);
 
 impl GradientCell {
     /// Adds a gradient.
     pub(crate) fn add(&self, gradient: GradientSum) -> Result<()> {
-        let mut sum = self.0.lock();
-        *sum = Some(match sum.take() {
+        let sum = match self.take() {
             Some(sum) => sum.plus(gradient)?,
             None => gradient,
-        });
+        };
+        self.0.lock().push((thread::current().id(), sum));
         Ok(())
     }
 
     /// Takes the sum. `None` if no gradient has arrived.
     pub(crate) fn take(&self) -> Option<GradientSum> {
-        self.0.lock().take()
+        let mut sums = self.0.lock();
+        let this = thread::current().id();
+        let place = sums.iter().position(|(thread, _)| *thread == this)?;
+        Some(sums.swap_remove(place).1)
     }
 }
 
@@ -148,8 +153,9 @@ impl Node {
     /// tensor which contains this one.
     fn new(scalar: Tensor, cell: Arc<GradientCell>, tensor: &Tensor) -> Arc<Self> {
         let node = Arc::new(Self { scalar, cell, tensor: tensor.detach() });
+        let address = address(tensor);
         let mut nodes = NODES.lock();
-        let known = nodes.entry(address(tensor)).or_default();
+        let known = nodes.entry(address).or_default();
         if known.strong_count() == 0 {
             *known = Arc::downgrade(&node);
         }
@@ -162,7 +168,8 @@ impl Node {
         if !tensor.track_op() {
             return None;
         }
-        let node = NODES.lock().get(&address(tensor))?.upgrade()?;
+        let address = address(tensor);
+        let node = NODES.lock().get(&address)?.upgrade()?;
         let layout = tensor.layout();
         let is_whole = layout.is_contiguous()
             && layout.start_offset() == 0
@@ -196,7 +203,8 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        if let Entry::Occupied(entry) = NODES.lock().entry(address(&self.tensor))
+        let address = address(&self.tensor);
+        if let Entry::Occupied(entry) = NODES.lock().entry(address)
             && std::ptr::eq(entry.get().as_ptr(), self)
         {
             entry.remove();
@@ -302,7 +310,8 @@ macro_rules! layer_op {
 
             fn bwd(&self, $($parent: &Tensor,)+ _: &Tensor, _: &Tensor) -> Result<$gradients> {
                 self.backward()?;
-                Ok(($(zeros::for_parent($parent)?),+))
+                let gradients = ($(zeros::for_parent($parent)?),+);
+                Ok(gradients)
             }
         }
     };
@@ -392,5 +401,92 @@ impl CustomOp2 for JoinOp {
         _: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         Ok((zeros::for_parent(first)?, zeros::for_parent(second)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle_core::{Device, Var};
+
+    use super::*;
+
+    /// Layer that returns its input, twice as large.
+    struct Twice;
+
+    impl Layer for Twice {
+        fn name(&self) -> &'static str {
+            "twice"
+        }
+
+        fn backward(
+            &self,
+            _: &[LayerArgument],
+            gradient: &Gradient,
+        ) -> Result<Vec<Option<Gradient>>> {
+            let doubled: Vec<f32> = gradient.elements().iter().map(|it| 2.0 * it).collect();
+            Ok(vec![Some(doubled.into())])
+        }
+    }
+
+    fn twice(x: &Tensor) -> Tensor {
+        let doubled = (x.detach() * 2.0).and_then(|it| it.flatten_all()).expect("a product");
+        let elements = CpuStorage::F32(doubled.to_vec1().expect("f32"));
+        record(Twice, &[x], elements, x.shape().clone()).expect("a layer")
+    }
+
+    fn variable() -> Var {
+        Var::new(&[[1_f32, 2.0], [3.0, 4.0]], &Device::Cpu).expect("a variable")
+    }
+
+    #[test]
+    fn a_node_lives_as_long_as_the_graph() {
+        let x = variable();
+        assert!(Node::known(&x).is_none());
+        let y = twice(&x);
+        let address = address(&y);
+        let node = Node::known(&y).expect("the output of a layer");
+        let reshaped = y.reshape(4).expect("4 elements");
+        assert!(Arc::ptr_eq(&node, &Node::known(&reshaped).expect("the same storage")));
+        assert!(Node::known(&y.narrow(0, 0, 1).expect("a row")).is_none(), "a part");
+        assert!(Node::known(&y.t().expect("two dims")).is_none(), "another order");
+        assert!(Node::known(&y.detach()).is_none(), "no history");
+        drop((y, node, reshaped));
+        assert!(!NODES.lock().contains_key(&address));
+        assert!(Node::known(&x).is_none(), "the gate is gone");
+    }
+
+    #[test]
+    fn a_part_does_not_replace_the_node_of_the_whole() {
+        let y = twice(&variable());
+        let node = Node::known(&y).expect("the output of a layer");
+        let row = y.narrow(0, 0, 1).expect("a row");
+        let of_row = twice(&row);
+        assert!(Arc::ptr_eq(&node, &Node::known(&y).expect("as before")));
+        drop(of_row);
+        assert!(Arc::ptr_eq(&node, &Node::known(&y).expect("as before")));
+    }
+
+    #[test]
+    fn threads_that_share_a_tensor_have_sums_of_their_own() {
+        let cell = GradientCell::default();
+        let gradient = |value: f32| GradientSum::Host(vec![value].into());
+        let taken = |cell: &GradientCell| {
+            let sum = cell.take().map(GradientSum::into_gradient);
+            sum.map(|it| it.expect("on the host").elements().to_vec())
+        };
+        cell.add(gradient(1.0)).expect("the first");
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                assert_eq!(taken(&cell), None);
+                cell.add(gradient(10.0)).expect("the first here");
+            });
+        });
+        cell.add(gradient(2.0)).expect("one of as many elements");
+        assert_eq!(taken(&cell), Some(vec![3.0]));
+        assert_eq!(taken(&cell), None);
+        assert!(cell.add(gradient(1.0)).is_ok());
+        let error = cell.add(GradientSum::Host(vec![1.0, 2.0].into())).expect_err("two elements");
+        let error = error.to_string();
+        assert!(error.starts_with("a gradient of 2 elements was added to one of 1"), "{error}");
     }
 }

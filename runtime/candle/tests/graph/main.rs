@@ -8,6 +8,7 @@ mod common;
 mod distributed;
 mod errors;
 mod evaluation;
+mod layers;
 mod llama;
 mod lost_gradients;
 mod order;
