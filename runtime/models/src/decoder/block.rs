@@ -46,9 +46,9 @@ impl Block {
     pub fn forward(&self, x: &Tensor, rotary: &Rotary) -> Result<Tensor> {
         let [before_attention, after_attention, before_mlp, after_mlp] = &self.norms;
         let attended = self.self_attn.forward(&normed(before_attention, x)?, rotary)?;
-        let x = (x + normed(after_attention, &attended)?)?;
+        let x = nn::add(x, &normed(after_attention, &attended)?)?;
         let mapped = self.mlp.forward(&normed(before_mlp, &x)?)?;
-        &x + normed(after_mlp, &mapped)?
+        nn::add(&x, &normed(after_mlp, &mapped)?)
     }
 }
 

@@ -128,7 +128,7 @@ impl Module for Linear {
                 let narrow = nn::linear(x, a, None)?;
                 // In 16 bits candle would round the scale too.
                 let scaled = (narrow.to_dtype(DType::F32)? * *scale)?.to_dtype(narrow.dtype())?;
-                y + nn::linear(&scaled, b, None)?
+                nn::add(&y, &nn::linear(&scaled, b, None)?)
             }
         }
     }

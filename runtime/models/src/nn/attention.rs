@@ -8,10 +8,10 @@ use std::ops::Range;
 
 use candle_core::{CpuStorage, Result, Shape, Tensor, bail};
 use hsdp_candle::Gradient;
-use hsdp_kernels::{Fold, Matrix, Threads, cast, matmul, unpack, vectorized};
+use hsdp_kernels::{Fold, FreshVec, Matrix, Threads, Values, cast, matmul, unpack, vectorized};
 
 use super::composed;
-use super::element::{LayerElement, LayerInput, check_dtypes, with_element, zeros};
+use super::element::{LayerElement, LayerInput, check_dtypes, with_element};
 use super::layer::{CpuLayer, LayerGradients, apply, output};
 use super::rows::in_parallel;
 use super::scores::{Scores, Softmax, SoftmaxKernel, shown};
@@ -78,9 +78,8 @@ impl AttentionOp {
                 HeadGroup { sizes, softmax, index }.forward([&q, &k, &v])
             })
         })?;
-        let mut output = zeros(sizes.output().iter().product());
-        place.write(&mut output, parts.iter().map(Vec::as_slice));
-        Ok(output)
+        let heads = parts.iter().map(Vec::as_slice).collect();
+        Ok(in_positions(sizes.batch, &[(*place, heads)]))
     }
 
     /// Returns the gradients of tracked inputs, by group.
@@ -100,10 +99,14 @@ impl AttentionOp {
         })
     }
 
-    /// Writes the gradient of an input to its place.
-    fn write(&self, to: &mut [f32], input: usize, gradients: &[QkvGradients]) {
-        let parts = gradients.iter().filter_map(|gradients| gradients[input].as_deref());
-        self.places.inputs[input].write(to, parts);
+    /// Returns the gradients of inputs that are in one tensor.
+    fn joined(&self, inputs: &[usize], gradients: &[QkvGradients]) -> Vec<f32> {
+        let of_input = |input: &usize| {
+            let heads = gradients.iter().filter_map(|it| it[*input].as_deref()).collect();
+            (self.places.inputs[*input], heads)
+        };
+        let inputs: Vec<_> = inputs.iter().map(of_input).collect();
+        in_positions(self.places.sizes.batch, &inputs)
     }
 }
 
@@ -135,12 +138,7 @@ impl CpuLayer<1> for AttentionOp {
         let gradients = with_element!(qkv.dtype(), NAME, T => {
             self.gradients([qkv.elements::<T>()?; 3], [true; 3], g.elements())
         })?;
-        let of_qkv = || {
-            let mut of_qkv = zeros::<f32>(qkv.elem_count());
-            (0..3).for_each(|input| self.write(&mut of_qkv, input, &gradients));
-            Ok(of_qkv)
-        };
-        Ok([qkv.gradient(of_qkv)?])
+        Ok([qkv.gradient(|| Ok(self.joined(&[0, 1, 2], &gradients)))?])
     }
 }
 
@@ -161,13 +159,8 @@ impl CpuLayer<3> for AttentionOp {
             let values = [q.elements::<T>()?, k.elements()?, v.elements()?];
             self.gradients(values, tracked, g.elements())
         })?;
-        let whole = |of: LayerInput<'_>, input| {
-            of.gradient(|| {
-                let mut values = zeros::<f32>(of.elem_count());
-                self.write(&mut values, input, &gradients);
-                Ok(values)
-            })
-        };
+        let whole =
+            |of: LayerInput<'_>, input| of.gradient(|| Ok(self.joined(&[input], &gradients)));
         Ok([whole(q, 0)?, whole(k, 1)?, whole(v, 2)?])
     }
 }
@@ -287,23 +280,50 @@ impl HeadPlace {
 
     /// Reads the heads of a group in f32, `[shared, positions, dim]`.
     fn read<T: LayerElement>(self, from: &[T], group: usize) -> Vec<f32> {
-        let mut heads = vec![0.0; self.shared * self.positions * self.dim];
-        if self.dim > 0 {
-            for (row, start) in heads.chunks_exact_mut(self.dim).zip(self.rows(group)) {
-                unpack(row, T::values(&from[start..start + self.dim]));
+        let mut heads = Vec::with_capacity(self.shared * self.positions * self.dim);
+        for start in self.rows(group) {
+            match T::values(&from[start..start + self.dim]) {
+                Values::F32(row) => heads.extend_from_slice(row),
+                row => {
+                    let end = heads.len();
+                    heads.resize(end + self.dim, 0.0);
+                    unpack(&mut heads[end..], row);
+                }
             }
         }
         heads
     }
 
-    /// Writes the heads of all groups, one after the other.
-    fn write<'a, T: LayerElement>(self, to: &mut [T], groups: impl Iterator<Item = &'a [f32]>) {
-        for (group, heads) in groups.enumerate().filter(|(_, heads)| !heads.is_empty()) {
-            for (row, start) in heads.chunks_exact(self.dim).zip(self.rows(group)) {
-                cast(T::values_mut(&mut to[start..start + self.dim]), row);
+    /// Returns the row of a head in the heads of its group.
+    fn row(self, heads: &[f32], head: usize, position: usize) -> &[f32] {
+        &heads[(head * self.positions + position) * self.dim..][..self.dim]
+    }
+}
+
+/// Returns the tensor `[batch, positions, inputs, heads, dim]` of inputs that have the same number
+/// of positions. Each has the heads of all groups, one group after the other.
+fn in_positions<T: LayerElement>(batch: usize, inputs: &[(HeadPlace, Vec<&[f32]>)]) -> Vec<T> {
+    let len = |(place, _): &(HeadPlace, _)| {
+        batch * place.positions * place.groups * place.shared * place.dim
+    };
+    let len = inputs.iter().map(len).sum();
+    let mut tensor = FreshVec::new(len);
+    if let Some(mut rest) = tensor.parts(len.max(1)).next() {
+        let positions = inputs[0].0.positions;
+        for index in 0..batch * positions {
+            let batch = index / positions;
+            let position = index % positions;
+            for (place, groups) in inputs {
+                for heads in &groups[batch * place.groups..][..place.groups] {
+                    for head in 0..place.shared {
+                        let row = place.row(heads, head, position);
+                        cast(T::values_mut(rest.take(place.dim)), row);
+                    }
+                }
             }
         }
     }
+    tensor.into_vec()
 }
 
 /// Number of queries in a block. With a thousand keys, two blocks of scores fit in the second-level
