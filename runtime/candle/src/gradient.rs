@@ -2,9 +2,11 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::thread::{self, ThreadId};
 
 use candle_core::{CpuStorage, Result, Storage, Tensor, bail};
 use hsdp_kernels::{Divisor, Fold, GradientValues, Values, Wire, contribute};
+use parking_lot::Mutex;
 use rayon::prelude::*;
 
 /// Gradient of a tensor on the host, in f32 and row-major order. Clones share the elements.
@@ -37,6 +39,31 @@ impl GradientValues for Gradient {
 
     fn read(&self, range: Range<usize>, visit: &mut dyn FnMut(Values<'_>)) {
         visit(Values::F32(&self.0[range]));
+    }
+}
+
+/// Sum of the gradients of a tensor that have arrived in a backward. A backward runs on one thread,
+/// and each thread has its own sum: graphs of two threads may share a tensor.
+#[derive(Debug, Default)]
+pub(crate) struct GradientCell(Mutex<Vec<(ThreadId, GradientSum)>>);
+
+impl GradientCell {
+    /// Adds a gradient.
+    pub(crate) fn add(&self, gradient: GradientSum) -> Result<()> {
+        let sum = match self.take() {
+            Some(sum) => sum.plus(gradient)?,
+            None => gradient,
+        };
+        self.0.lock().push((thread::current().id(), sum));
+        Ok(())
+    }
+
+    /// Takes the sum. `None` if no gradient has arrived.
+    pub(crate) fn take(&self) -> Option<GradientSum> {
+        let mut sums = self.0.lock();
+        let this = thread::current().id();
+        let place = sums.iter().position(|(thread, _)| *thread == this)?;
+        Some(sums.swap_remove(place).1)
     }
 }
 
@@ -268,5 +295,29 @@ mod tests {
     fn integers_are_no_gradient() {
         let integers = Tensor::new(&[1_u32], &Device::Cpu).expect("one element");
         assert!(TensorGradient::new(&integers).is_err());
+    }
+
+    #[test]
+    fn threads_that_share_a_tensor_have_sums_of_their_own() {
+        let cell = GradientCell::default();
+        let gradient = |value: f32| GradientSum::Host(vec![value].into());
+        let taken = |cell: &GradientCell| {
+            let sum = cell.take().map(GradientSum::into_gradient);
+            sum.map(|it| it.expect("on the host").elements().to_vec())
+        };
+        cell.add(gradient(1.0)).expect("the first");
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                assert_eq!(taken(&cell), None);
+                cell.add(gradient(10.0)).expect("the first here");
+            });
+        });
+        cell.add(gradient(2.0)).expect("one of as many elements");
+        assert_eq!(taken(&cell), Some(vec![3.0]));
+        assert_eq!(taken(&cell), None);
+        assert!(cell.add(gradient(1.0)).is_ok());
+        let error = cell.add(GradientSum::Host(vec![1.0, 2.0].into())).expect_err("two elements");
+        let error = error.to_string();
+        assert!(error.starts_with("a gradient of 2 elements was added to one of 1"), "{error}");
     }
 }

@@ -27,7 +27,6 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::{Arc, OnceLock, Weak};
-use std::thread::{self, ThreadId};
 
 use candle_core::op::BackpropOp;
 use candle_core::{
@@ -36,8 +35,8 @@ use candle_core::{
 };
 use parking_lot::Mutex;
 
-use crate::gradient::{Gradient, GradientSum};
-use crate::ops::copy;
+use crate::gradient::{Gradient, GradientCell, GradientSum};
+use crate::storage::copy;
 use crate::zeros;
 
 /// Backward of a layer on the CPU.
@@ -104,31 +103,6 @@ pub fn record(
         [] => bail!("{}: a layer without inputs", op.layer.name()),
     };
     viewed(scalar, cell, Storage::Cpu(elements), shape)
-}
-
-/// Sum of the gradients of a tensor that have arrived in a backward. A backward runs on one thread,
-/// and each thread has its own sum: graphs of two threads may share a tensor.
-#[derive(Debug, Default)]
-pub(crate) struct GradientCell(Mutex<Vec<(ThreadId, GradientSum)>>);
-
-impl GradientCell {
-    /// Adds a gradient.
-    pub(crate) fn add(&self, gradient: GradientSum) -> Result<()> {
-        let sum = match self.take() {
-            Some(sum) => sum.plus(gradient)?,
-            None => gradient,
-        };
-        self.0.lock().push((thread::current().id(), sum));
-        Ok(())
-    }
-
-    /// Takes the sum. `None` if no gradient has arrived.
-    pub(crate) fn take(&self) -> Option<GradientSum> {
-        let mut sums = self.0.lock();
-        let this = thread::current().id();
-        let place = sums.iter().position(|(thread, _)| *thread == this)?;
-        Some(sums.swap_remove(place).1)
-    }
 }
 
 /// A tensor that a scalar represents in candle's graph.
@@ -464,29 +438,5 @@ mod tests {
         assert!(Arc::ptr_eq(&node, &Node::known(&y).expect("as before")));
         drop(of_row);
         assert!(Arc::ptr_eq(&node, &Node::known(&y).expect("as before")));
-    }
-
-    #[test]
-    fn threads_that_share_a_tensor_have_sums_of_their_own() {
-        let cell = GradientCell::default();
-        let gradient = |value: f32| GradientSum::Host(vec![value].into());
-        let taken = |cell: &GradientCell| {
-            let sum = cell.take().map(GradientSum::into_gradient);
-            sum.map(|it| it.expect("on the host").elements().to_vec())
-        };
-        cell.add(gradient(1.0)).expect("the first");
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                assert_eq!(taken(&cell), None);
-                cell.add(gradient(10.0)).expect("the first here");
-            });
-        });
-        cell.add(gradient(2.0)).expect("one of as many elements");
-        assert_eq!(taken(&cell), Some(vec![3.0]));
-        assert_eq!(taken(&cell), None);
-        assert!(cell.add(gradient(1.0)).is_ok());
-        let error = cell.add(GradientSum::Host(vec![1.0, 2.0].into())).expect_err("two elements");
-        let error = error.to_string();
-        assert!(error.starts_with("a gradient of 2 elements was added to one of 1"), "{error}");
     }
 }

@@ -129,7 +129,8 @@
 //! ```
 //!
 //! In reading order: `model` (the traits), `builder`, `recorded` (models with constructors),
-//! `plain`, `pass` (implementations of the traits), `ops` (the custom ops that candle calls),
+//! `plain`, `pass` (implementations of the traits), [`layer`] (layers whose gradients do not pass
+//! through candle), `ops` (the custom ops that candle calls),
 //! `unit` (the state of a unit in a microbatch, and its uses), `statistics` (sums of a batch over
 //! all ranks), `variables` (the variables that a loss depends on), `recompute`, `storage`,
 //! `gradient`, `cuda` (moving and lending buffers), `error`; [`distributed`].

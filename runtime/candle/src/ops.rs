@@ -36,8 +36,8 @@ use parking_lot::Mutex;
 
 #[cfg(feature = "candle-cuda")]
 use crate::cuda;
-use crate::gradient::{Gradient, GradientSum};
-use crate::layer::GradientCell;
+use crate::gradient::{Gradient, GradientCell, GradientSum};
+use crate::storage::copy;
 #[cfg(feature = "candle-cuda")]
 use crate::storage::Gathered;
 use crate::unit::{LiveUnit, UnitUsage};
@@ -236,20 +236,4 @@ impl CustomOp1 for IdentityOp {
         }
         Ok(Some(gradient.clone()))
     }
-}
-
-/// Copies a storage, as the result of an identity op: candle gives each op's result a storage of
-/// its own.
-pub(crate) fn copy(storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-    let Some((start, end)) = layout.contiguous_offsets() else {
-        bail!("the input and the output of a unit must be contiguous, this one has {layout:?}")
-    };
-    let copied = match storage {
-        CpuStorage::F32(values) => CpuStorage::F32(values[start..end].to_vec()),
-        CpuStorage::F64(values) => CpuStorage::F64(values[start..end].to_vec()),
-        CpuStorage::F16(values) => CpuStorage::F16(values[start..end].to_vec()),
-        CpuStorage::BF16(values) => CpuStorage::BF16(values[start..end].to_vec()),
-        _ => bail!("the input and the output of a unit must be f64, f32, bf16 or f16"),
-    };
-    Ok((copied, layout.shape().clone()))
 }

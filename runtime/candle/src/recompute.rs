@@ -30,12 +30,12 @@ use hsdp_sharding::Role;
 use parking_lot::Mutex;
 
 use crate::error::{Error, LostGradients};
-use crate::gradient::{Gradient, GradientSum};
-use crate::layer::{GradientCell, Node, can_be_node, copied, plain, viewed};
+use crate::gradient::{Gradient, GradientCell, GradientSum};
+use crate::layer::{Node, can_be_node, copied, plain, viewed};
 use crate::model::{ForwardMode, Parameters, RepeatableForward};
-use crate::ops::{IdentityOp, InputOp, copy};
+use crate::ops::{IdentityOp, InputOp};
 use crate::statistics::{self, BatchStatistics, RecordedSums};
-use crate::storage::{move_back, take_storage};
+use crate::storage::{copy, move_back, take_storage};
 use crate::unit::{LiveUnit, UnitUsage};
 use crate::variables::Reached;
 use crate::zeros;

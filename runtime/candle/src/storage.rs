@@ -102,6 +102,22 @@ fn exchange(tensor: &Tensor, storage: Storage) -> Result<Storage> {
     Ok(exchange.0.into_inner())
 }
 
+/// Copies a storage, as the result of an identity op: candle gives each op's result a storage of
+/// its own.
+pub(crate) fn copy(storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+    let Some((start, end)) = layout.contiguous_offsets() else {
+        bail!("the input and the output of a unit must be contiguous, this one has {layout:?}")
+    };
+    let copied = match storage {
+        CpuStorage::F32(values) => CpuStorage::F32(values[start..end].to_vec()),
+        CpuStorage::F64(values) => CpuStorage::F64(values[start..end].to_vec()),
+        CpuStorage::F16(values) => CpuStorage::F16(values[start..end].to_vec()),
+        CpuStorage::BF16(values) => CpuStorage::BF16(values[start..end].to_vec()),
+        _ => bail!("the input and the output of a unit must be f64, f32, bf16 or f16"),
+    };
+    Ok((copied, layout.shape().clone()))
+}
+
 /// Op that exchanges a whole storage. candle lends it under its lock, so no other code may be
 /// reading the tensor.
 struct StorageExchange(Mutex<Storage>);

@@ -1,10 +1,15 @@
 //! Layers with gradients, of transformers above all.
 //!
 //! candle-nn has fused norms, softmax and rotary embeddings, but these have no backward: a model
-//! that trains with them silently loses gradients. The layers here are custom ops with a backward.
-//! On the CPU the forward and the backward are one pass over memory each, except for [`linear`] and
-//! [`attention`], which are products of matrices. A backward needs only the inputs, which the graph
-//! keeps in any case, and computes gradients only of inputs that candle tracks.
+//! that trains with them silently loses gradients. The layers here have a backward. On the CPU the
+//! forward and the backward are one pass over memory each, except for [`linear`] and [`attention`],
+//! which are products of matrices. A backward needs only the inputs, which the graph keeps in any
+//! case, and computes gradients only of inputs that candle tracks.
+//!
+//! **Gradients.** On the CPU gradients between layers do not pass through candle, which would add
+//! each of them to zeros: they are summed in f32, in place, in all dtypes of tensors
+//! ([`hsdp_candle::layer`]). Ops of candle between two layers, but for reshapes, cost what they do
+//! in candle, so a residual sum is better written as [`add`].
 //!
 //! | function | PyTorch |
 //! |---|---|
@@ -24,8 +29,9 @@
 //! | [`silu_mul`], [`gelu_mul`] | `silu(gate) * up`, `gelu(gate, approximate="tanh") * up` |
 //!
 //! **Dtypes.** Inputs are f32, bf16 or f16; labels and ids are whole numbers. Arithmetic and sums
-//! are in f32, and each result is rounded once. A gradient has the dtype of its input. Weights and
-//! tables may have another dtype than the input.
+//! are in f32, and each result is rounded once. A gradient that leaves the layers has the dtype of
+//! its tensor; gradients of a pass's parameters are f32. Weights and tables may have another dtype
+//! than the input.
 //!
 //! **Bits.** On the CPU, rows are computed in parallel on rayon's pool, like candle's matmul,
 //! except for [`embedding`]. The results do not depend on the number of threads, and exponentials

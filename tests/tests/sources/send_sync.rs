@@ -73,6 +73,8 @@ table!(KERNELS {
     hsdp_kernels::Divisor: Send Sync Unpin,
     hsdp_kernels::Error: Send Sync Unpin,
     hsdp_kernels::Fold: Send Sync Unpin,
+    hsdp_kernels::FreshPart<'static, f32>: Send Sync Unpin,
+    hsdp_kernels::FreshVec<f32>: Send Sync Unpin,
     hsdp_kernels::EightBit<'static>: Send Sync Unpin,
     hsdp_kernels::FusedUpdate<'static>: Send Sync Unpin,
     dyn hsdp_kernels::GradientValues: Send Sync,
@@ -423,6 +425,8 @@ table!(CANDLE {
     hsdp_candle::DeclarationError: Send Sync Unpin,
     hsdp_candle::Error: Send Sync Unpin,
     hsdp_candle::ForwardMode: Send Sync Unpin,
+    hsdp_candle::Gradient: Send Sync Unpin,
+    hsdp_candle::layer::LayerArgument: Send Sync Unpin,
     hsdp_candle::LostGradients: Send Sync Unpin,
     // Its parameters may be read by several threads. Its backward consumes it.
     hsdp_candle::Pass<'static>: Send Sync Unpin,

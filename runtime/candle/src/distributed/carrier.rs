@@ -16,7 +16,7 @@ use hsdp_kernels::Element;
 use parking_lot::Mutex;
 
 use crate::error::Error;
-use crate::ops::copy;
+use crate::storage::copy;
 use crate::variables::VariablePurpose;
 use crate::zeros;
 

@@ -19,8 +19,8 @@ pub(super) trait CpuLayer<const N: usize>: Send + Sync + 'static {
     /// Computes the output.
     fn forward(&self, inputs: [LayerInput<'_>; N]) -> Result<(CpuStorage, Shape)>;
 
-    /// Computes the gradients of the inputs from `g`, the gradient of the output. The gradient of an
-    /// input that is not tracked is `None`.
+    /// Computes the gradients of the inputs from `g`, the gradient of the output. The gradient of
+    /// an input that is not tracked is `None`.
     fn backward(&self, inputs: [LayerInput<'_>; N], g: &Gradient) -> Result<LayerGradients<N>>;
 }
 

@@ -118,7 +118,7 @@ impl CpuLayer<3> for LinearOp {
         forward(x, weight, Some(&bias.wide(NAME)?))
     }
 
-    /// Computes the gradients of [`CpuLayer<2>`]. The gradient of the bias is the sum over the rows.
+    /// Computes the gradients of [`CpuLayer<2>`], and that of the bias, the sum over the rows.
     fn backward(
         &self,
         [x, weight, bias]: [LayerInput<'_>; 3],
