@@ -38,7 +38,7 @@ fn memory_of_others_is_read_before_they_have_it_again() {
     let ours = stream();
     let len = 30_000;
     let memory = upload(&library, Values::F32(&vec![0.0; len]));
-    library.wait("a test", super::PATIENCE).expect("done");
+    library.moment().expect("a moment").wait("a test", super::PATIENCE).expect("done");
     let gone = Arc::new(AtomicUsize::new(0));
     for round in 0..40 {
         let values = ordinary(round, len);
