@@ -426,7 +426,7 @@ impl DevicePart {
 }
 
 /// The value that keeps foreign memory alive. It is dropped when the library may use the memory
-/// again.
+/// again, and leaked if that is never known.
 type Owner = Box<dyn Any + Send + Sync>;
 
 /// A piece of device memory that another library owns.
@@ -441,13 +441,17 @@ pub(super) struct Foreign {
 
 impl Foreign {
     /// Makes the library's stream wait for all operations on the memory, and gives the memory back.
+    /// If it is unknown when the device is done with the memory, the library never gets it back.
     pub(super) fn give_back(mut self) {
-        let owner = self.owner.take();
-        if let Err(error) = self.stream.wait_for(&self.uses) {
-            // It is unknown when the device is done with the memory, so the library never gets it
-            // back.
-            hsdp_warnings::warn!(%error, "device memory of another library cannot be given back: it is leaked");
-            let _ = ManuallyDrop::new(owner);
+        let owner = ManuallyDrop::new(self.owner.take());
+        if self.uses.are_lost() {
+            return;
+        }
+        match self.stream.wait_for(&self.uses) {
+            Ok(()) => drop(ManuallyDrop::into_inner(owner)),
+            Err(error) => {
+                hsdp_warnings::warn!(%error, "device memory of another library cannot be given back: it is leaked");
+            }
         }
     }
 }
@@ -462,7 +466,9 @@ impl DeviceBuffer {
     /// Makes a buffer of `len` elements of `dtype` in device memory that another library owns and
     /// uses on `stream`. Operations that the library has issued on `stream` so far run before all
     /// operations on the buffer. Operations that it issues after the buffer is dropped run after
-    /// them. `owner` keeps the memory alive, and is dropped with the buffer.
+    /// them. `owner` keeps the memory alive, and is dropped with the buffer. It is never dropped if
+    /// it is unknown when the device is done with the memory: after a call of
+    /// [`Stream::enqueue_together`] on the buffer that failed, or an error of the driver.
     ///
     /// # Errors
     /// [`CudaError::Mismatch`] if the dtype is not f32, f16 or bf16; [`CudaError::Driver`] if a
