@@ -14,7 +14,6 @@ use std::ops::{Add, Mul};
 
 use hsdp_flight::Stage;
 use hsdp_sharding::Rank;
-pub use hsdp_sharding::step::Sequences as Streams;
 
 pub(crate) use self::colors::Colors;
 pub(crate) use self::meetings::stream;

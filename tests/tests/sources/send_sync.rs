@@ -342,7 +342,6 @@ table!(SIMULATOR {
     hsdp_simulator::StepMemory: Send Sync Unpin,
     hsdp_simulator::StepOperation: Send Sync Unpin,
     hsdp_simulator::StepRow: Send Sync Unpin,
-    hsdp_simulator::Streams: Send Sync Unpin,
     hsdp_simulator::Time: Send Sync Unpin,
     hsdp_simulator::Timing: Send Sync Unpin,
     hsdp_simulator::Traces<'static>: Unpin,

@@ -3,9 +3,9 @@
 use std::num::NonZeroU32;
 
 use hsdp_flight::Channel;
+use hsdp_sharding::step::Sequences;
 use hsdp_sharding::{Axis, Mesh, Rank};
 
-use super::Streams;
 use crate::host::{
     Action, IssuedHandles, Members, ModelPlacement, Order, StepBlock, StepOperation,
 };
@@ -25,12 +25,12 @@ impl Order {
     pub fn schedules(
         &self,
         kernels: Option<NonZeroU32>,
-        streams: Streams,
+        sequences: Sequences,
     ) -> Result<Schedules, Error> {
         let mut schedules = Schedules::new(self.mesh.world_size(), kernels)?;
         let groups = MeshCommunicators::of(self.mesh, &mut schedules)?;
         for rank in self.mesh.ranks() {
-            let mut host = HostList { schedules: &mut schedules, groups: &groups, rank, streams };
+            let mut host = HostList { schedules: &mut schedules, groups: &groups, rank, sequences };
             let mut issued = IssuedHandles::default();
             for block in &self.blocks {
                 for _ in 0..block.times {
@@ -94,7 +94,7 @@ struct HostList<'a> {
     schedules: &'a mut Schedules,
     groups: &'a MeshCommunicators,
     rank: Rank,
-    streams: Streams,
+    sequences: Sequences,
 }
 
 impl HostList<'_> {
@@ -122,10 +122,10 @@ impl HostList<'_> {
 
     fn issue(&mut self, operation: &StepOperation) -> Result<usize, Error> {
         let StepOperation { channel, op, dtype, elements, .. } = *operation;
-        let stream = match (channel, self.streams) {
+        let stream = match (channel, self.sequences) {
             (Channel::Control | Channel::Statistics, _) => 0,
-            (_, Streams::One) => 1,
-            (channel, Streams::OfEachChannel) => 1 + channel as u64,
+            (_, Sequences::One) => 1,
+            (channel, Sequences::OfEachChannel) => 1 + channel as u64,
         };
         let issue = Issue {
             communicator: self.groups.find(self.rank, operation),

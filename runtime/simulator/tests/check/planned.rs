@@ -3,8 +3,9 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use hsdp_sharding::step::Sequences;
 use hsdp_sharding::{Accumulation, Mesh, ModelSpec, Param, Plan, PlanOptions, Unit};
-use hsdp_simulator::{Microbatches, ModelPlacement, Order, ScheduleVerdict, Streams, judge};
+use hsdp_simulator::{Microbatches, ModelPlacement, Order, ScheduleVerdict, judge};
 
 /// Four units: one is kept, and two have a batch norm over all ranks.
 fn spec() -> ModelSpec {
@@ -39,13 +40,13 @@ fn devices_with_any_number_of_kernels() {
         for microbatches in [GIVEN, ASKED] {
             let order = order(mesh, accumulation, ModelPlacement::Device, microbatches);
             for kernels in [NonZeroU32::new(1), NonZeroU32::new(2), None] {
-                for streams in [Streams::OfEachChannel, Streams::One] {
-                    let schedules = order.schedules(kernels, streams).expect("few actions");
+                for sequences in [Sequences::OfEachChannel, Sequences::One] {
+                    let schedules = order.schedules(kernels, sequences).expect("few actions");
                     let verdict = judge(&schedules);
                     assert_eq!(
                         verdict,
                         ScheduleVerdict::Ok,
-                        "{mesh}, {accumulation}, {kernels:?}, {streams:?}"
+                        "{mesh}, {accumulation}, {kernels:?}, {sequences:?}"
                     );
                 }
             }
@@ -58,7 +59,7 @@ fn models_in_host_memory() {
     for (mesh, accumulation) in meshes().flat_map(|mesh| Accumulation::ALL.map(|it| (mesh, it))) {
         for microbatches in [GIVEN, ASKED] {
             let order = order(mesh, accumulation, ModelPlacement::Host, microbatches);
-            let schedules = order.schedules(None, Streams::OfEachChannel).expect("few actions");
+            let schedules = order.schedules(None, Sequences::OfEachChannel).expect("few actions");
             assert_eq!(judge(&schedules), ScheduleVerdict::Ok, "{mesh}, {accumulation}");
         }
     }
