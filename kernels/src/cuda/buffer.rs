@@ -16,6 +16,7 @@ use super::error::CudaError;
 use super::memory::{MemoryBlock, Staging, Uses, exhausted};
 use super::stream::{DriverCall, Stream};
 use crate::buffer::HostBuffer;
+use crate::error::Error;
 use crate::memory::{self, Category, DeviceCharge, charge_on_device};
 use crate::values::Values;
 use crate::wire::Wire;
@@ -311,12 +312,10 @@ impl DeviceBuffer {
 }
 
 fn check_dtype(dtype: DType) -> Result<(), CudaError> {
-    if Wire::try_from(dtype).is_ok() {
-        return Ok(());
-    }
-    let problem =
-        format!("{dtype} is not a dtype of parameters or gradients: expected f32, f16 or bf16");
-    Err(CudaError::Mismatch { operation: "make a device buffer", problem })
+    let operation = "make a device buffer";
+    let refused = |error: Error| CudaError::Mismatch { operation, problem: error.to_string() };
+    Wire::try_from(dtype).map_err(refused)?;
+    Ok(())
 }
 
 /// The device may still use the memory: its uses stay with the block.
@@ -435,19 +434,19 @@ pub(super) struct Foreign {
     pub(super) uses: Uses,
     /// The stream on which the library uses and frees the memory.
     stream: Arc<Stream>,
-    /// `Some` until the memory is given back.
-    owner: Option<Owner>,
+    owner: Owner,
 }
 
 impl Foreign {
     /// Makes the library's stream wait for all operations on the memory, and gives the memory back.
     /// If it is unknown when the device is done with the memory, the library never gets it back.
-    pub(super) fn give_back(mut self) {
-        let owner = ManuallyDrop::new(self.owner.take());
-        if self.uses.are_lost() {
+    pub(super) fn give_back(self) {
+        let Self { uses, stream, owner, .. } = self;
+        let owner = ManuallyDrop::new(owner);
+        if uses.are_lost() {
             return;
         }
-        match self.stream.wait_for(&self.uses) {
+        match stream.wait_for(&uses) {
             Ok(()) => drop(ManuallyDrop::into_inner(owner)),
             Err(error) => {
                 hsdp_warnings::warn!(%error, "device memory of another library cannot be given back: it is leaked");
@@ -486,7 +485,7 @@ impl DeviceBuffer {
     ) -> Result<Self, CudaError> {
         let uses = Uses::default();
         uses.note_write(&stream.moment()?);
-        let foreign = Foreign { address, uses, stream: Arc::clone(stream), owner: Some(owner) };
+        let foreign = Foreign { address, uses, stream: Arc::clone(stream), owner };
         check_dtype(dtype)?;
         Ok(Self {
             device: stream.device().clone(),

@@ -440,7 +440,7 @@ table!(GPT {
 });
 
 /// Traits, and closures that are borrowed: what stands behind them says for itself.
-const TRAITS: [&str; 29] = [
+const TRAITS: [&str; 30] = [
     "Adds",
     "Along",
     "Carrier",
@@ -463,6 +463,7 @@ const TRAITS: [&str; 29] = [
     "Rule",
     "Own",
     "Parameters",
+    "ReadFiles",
     "Real",
     "Reduces",
     "Sink",

@@ -216,8 +216,7 @@ const LINE_LEFT: f64 = 110.0;
 const LINE_ROW: f64 = 34.0;
 const LINE_TOP: f64 = 8.0;
 
-/// Draws the lanes of the first color. Spans that are narrower than a tenth of a unit are left out
-/// if another of their kind is next to them.
+/// Draws the lanes of the first color, without uses that take no time.
 fn time_line(spans: &[Span], placement: ModelPlacement, step: Time) -> String {
     let mut lanes: BTreeMap<Lane, Vec<&Span>> = BTreeMap::new();
     let drawn =
