@@ -16,7 +16,8 @@ use self::script::Script;
 pub enum ModelPlacement {
     /// The host's: each channel is a sequence of its own.
     Host,
-    /// A device's, with a process for each rank: all operations but exchanges are one sequence.
+    /// A device's, with a process for each rank: gathers, reductions and all-reduces are one
+    /// sequence.
     Device,
 }
 

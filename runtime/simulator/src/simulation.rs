@@ -16,7 +16,7 @@ use hsdp_flight::Stage;
 use hsdp_sharding::Rank;
 
 pub(crate) use self::colors::Colors;
-pub(crate) use self::meetings::stream;
+pub(crate) use self::meetings::{STREAMS, stream};
 
 #[cfg(test)]
 pub(crate) use self::actions::actions_done;
@@ -204,6 +204,7 @@ impl Lane {
             (Self::Host, _) => "host",
             (Self::Computation, _) => "computation",
             (Self::Collectives(0), _) => "exchanges",
+            (Self::Collectives(4), _) => "statistics",
             (Self::Collectives(_), ModelPlacement::Device) => "collectives",
             (Self::Collectives(1), _) => "gathers",
             (Self::Collectives(2), _) => "reductions",
@@ -270,7 +271,7 @@ pub enum Share {
     AllReduces,
     /// The norm and the update.
     Optimizer,
-    /// Exchanges on the control channel.
+    /// Exchanges on the control channel, and sums of statistics.
     Exchanges,
     /// Waiting for ranks that are late.
     Waiting,

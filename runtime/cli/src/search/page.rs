@@ -274,7 +274,7 @@ fn merged(spans: &[&Span], step: Time) -> Vec<(Time, Time, What)> {
     merged
 }
 
-const KINDS: [(&str, &str); 8] = [
+const KINDS: [(&str, &str); 9] = [
     ("forward", "forward"),
     ("backward", "backward"),
     ("optimizer", "norm and update"),
@@ -283,6 +283,7 @@ const KINDS: [(&str, &str); 8] = [
     ("reduce", "reduce-scatters"),
     ("all-reduce", "all-reduces"),
     ("exchange", "exchanges"),
+    ("statistics", "statistics"),
 ];
 
 /// Returns the class and the words of a use. `None` for uses that are not drawn.
@@ -296,6 +297,7 @@ fn kind(what: What) -> Option<(&'static str, &'static str)> {
             Stage::Gather => 4,
             Stage::Reduce => 5,
             Stage::AllReduce => 6,
+            Stage::Statistics => 8,
             _ => 7,
         },
         What::Launch(_) | What::Issue(_) | What::Wait(_) => return None,
