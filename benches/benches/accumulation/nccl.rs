@@ -110,7 +110,7 @@ impl ByNccl {
             let transfer = Transfer::whole(None, partial);
             self.column.issue(Op::AllReduce, &self.stream, transfer)?;
         }
-        Ok(self.stream.wait("a step", ON_A_DEVICE)?)
+        Ok(self.stream.moment()?.wait("a step", ON_A_DEVICE)?)
     }
 }
 

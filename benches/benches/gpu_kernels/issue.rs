@@ -63,10 +63,10 @@ pub(crate) fn measure(
 /// Returns the time that the host takes for a launch. Waits for the device before and afterwards,
 /// outside of this time.
 fn row(stream: &Stream, case: &mut dyn Case) -> Result<Duration, CudaError> {
-    stream.wait("what was before a row", PATIENCE)?;
+    stream.moment()?.wait("what was before a row", PATIENCE)?;
     let began = Instant::now();
     case.issue(stream, LAUNCHES)?;
     let took = began.elapsed();
-    stream.wait("a row of launches", PATIENCE)?;
+    stream.moment()?.wait("a row of launches", PATIENCE)?;
     Ok(took / LAUNCHES)
 }

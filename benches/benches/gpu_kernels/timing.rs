@@ -95,7 +95,7 @@ impl<'a> Clock<'a> {
         let row = match case.ends() {
             Ends::OnTheDevice => self.behind_a_head(case, launches)?,
             Ends::WithTheCall => {
-                self.stream.wait("what was before a row", PATIENCE)?;
+                self.stream.moment()?.wait("what was before a row", PATIENCE)?;
                 let began = Instant::now();
                 case.issue(self.stream, launches)?;
                 began.elapsed()

@@ -272,7 +272,12 @@ impl FlightRecord {
                 return Err(format!("group {id} has rank {member} of a world of {size}"));
             }
         }
-        let mut numbers = self.entries.iter().map(|entry| entry.number).zip(self.overwritten..);
+        let (len, overwritten) = (self.entries.len(), self.overwritten);
+        let Some(end) = overwritten.checked_add(len as u64) else {
+            return Err(format!("{len} entries after {overwritten} others; u64 cannot count them"));
+        };
+        let numbers = self.entries.iter().map(|entry| entry.number);
+        let mut numbers = numbers.zip(overwritten..end);
         match numbers.find(|(number, expected)| number != expected) {
             Some((number, expected)) => {
                 Err(format!("entry {number} stands where {expected} belongs"))

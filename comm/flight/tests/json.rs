@@ -74,13 +74,15 @@ prop_compose! {
 prop_compose! {
     fn record()(
         (rank, size) in (0_usize..8, 8_usize..1 << 20),
-        (step, epoch, began_unix_us, taken_ns, overwritten) in any::<(u64, u64, u64, u64, u32)>(),
+        (step, epoch, began_unix_us, taken_ns) in any::<(u64, u64, u64, u64)>(),
+        overwritten in prop_oneof![any::<u64>(), Just(u64::MAX)],
         end in proptest::option::of(".*"),
         groups in proptest::collection::vec(group(), 0..4),
         mut entries in proptest::collection::vec(entry(), 0..8),
     ) -> FlightRecord {
-        let overwritten = u64::from(overwritten);
-        for (number, entry) in (overwritten..).zip(&mut entries) {
+        // No more entries are issued than u64 can count.
+        let overwritten = overwritten.min(u64::MAX - entries.len() as u64);
+        for (entry, number) in entries.iter_mut().zip(overwritten..) {
             entry.number = number;
         }
         let rank = Rank::new(rank);
@@ -217,6 +219,10 @@ fn what_is_wrong_is_said_with_its_place() {
     assert_eq!(
         refused(r#""number":0"#, r#""number":5"#),
         "not a flight record: entry 5 stands where 0 belongs"
+    );
+    assert_eq!(
+        refused(r#""overwritten":0"#, r#""overwritten":18446744073709551615"#),
+        "not a flight record: 1 entries after 18446744073709551615 others; u64 cannot count them"
     );
     let said = refused(r#""size":2"#, r#""size":1000000000000"#);
     assert!(said.contains("a world of 1000000000000 ranks; at most 1048576 are read"), "{said}");

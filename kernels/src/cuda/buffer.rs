@@ -16,6 +16,7 @@ use super::error::CudaError;
 use super::memory::{MemoryBlock, Staging, Uses, exhausted};
 use super::stream::{DriverCall, Stream};
 use crate::buffer::HostBuffer;
+use crate::error::Error;
 use crate::memory::{self, Category, DeviceCharge, charge_on_device};
 use crate::values::Values;
 use crate::wire::Wire;
@@ -311,12 +312,10 @@ impl DeviceBuffer {
 }
 
 fn check_dtype(dtype: DType) -> Result<(), CudaError> {
-    if Wire::try_from(dtype).is_ok() {
-        return Ok(());
-    }
-    let problem =
-        format!("{dtype} is not a dtype of parameters or gradients: expected f32, f16 or bf16");
-    Err(CudaError::Mismatch { operation: "make a device buffer", problem })
+    let operation = "make a device buffer";
+    let refused = |error: Error| CudaError::Mismatch { operation, problem: error.to_string() };
+    Wire::try_from(dtype).map_err(refused)?;
+    Ok(())
 }
 
 /// The device may still use the memory: its uses stay with the block.
@@ -426,7 +425,7 @@ impl DevicePart {
 }
 
 /// The value that keeps foreign memory alive. It is dropped when the library may use the memory
-/// again.
+/// again, and leaked if that is never known.
 type Owner = Box<dyn Any + Send + Sync>;
 
 /// A piece of device memory that another library owns.
@@ -435,19 +434,23 @@ pub(super) struct Foreign {
     pub(super) uses: Uses,
     /// The stream on which the library uses and frees the memory.
     stream: Arc<Stream>,
-    /// `Some` until the memory is given back.
-    owner: Option<Owner>,
+    owner: Owner,
 }
 
 impl Foreign {
     /// Makes the library's stream wait for all operations on the memory, and gives the memory back.
-    pub(super) fn give_back(mut self) {
-        let owner = self.owner.take();
-        if let Err(error) = self.stream.wait_for(&self.uses) {
-            // It is unknown when the device is done with the memory, so the library never gets it
-            // back.
-            hsdp_warnings::warn!(%error, "device memory of another library cannot be given back: it is leaked");
-            let _ = ManuallyDrop::new(owner);
+    /// If it is unknown when the device is done with the memory, the library never gets it back.
+    pub(super) fn give_back(self) {
+        let Self { uses, stream, owner, .. } = self;
+        let owner = ManuallyDrop::new(owner);
+        if uses.are_lost() {
+            return;
+        }
+        match stream.wait_for(&uses) {
+            Ok(()) => drop(ManuallyDrop::into_inner(owner)),
+            Err(error) => {
+                hsdp_warnings::warn!(%error, "device memory of another library cannot be given back: it is leaked");
+            }
         }
     }
 }
@@ -462,7 +465,9 @@ impl DeviceBuffer {
     /// Makes a buffer of `len` elements of `dtype` in device memory that another library owns and
     /// uses on `stream`. Operations that the library has issued on `stream` so far run before all
     /// operations on the buffer. Operations that it issues after the buffer is dropped run after
-    /// them. `owner` keeps the memory alive, and is dropped with the buffer.
+    /// them. `owner` keeps the memory alive, and is dropped with the buffer. It is never dropped if
+    /// it is unknown when the device is done with the memory: after a call of
+    /// [`Stream::enqueue_together`] on the buffer that failed, or an error of the driver.
     ///
     /// # Errors
     /// [`CudaError::Mismatch`] if the dtype is not f32, f16 or bf16; [`CudaError::Driver`] if a
@@ -480,7 +485,7 @@ impl DeviceBuffer {
     ) -> Result<Self, CudaError> {
         let uses = Uses::default();
         uses.note_write(&stream.moment()?);
-        let foreign = Foreign { address, uses, stream: Arc::clone(stream), owner: Some(owner) };
+        let foreign = Foreign { address, uses, stream: Arc::clone(stream), owner };
         check_dtype(dtype)?;
         Ok(Self {
             device: stream.device().clone(),

@@ -74,6 +74,11 @@ impl Uses {
         self.0.lock().is_lost = true;
     }
 
+    /// Returns whether the memory is lost.
+    pub(super) fn are_lost(&self) -> bool {
+        self.0.lock().is_lost
+    }
+
     /// Whether the device has reached all of these moments.
     fn have_come(&self) -> Result<bool, CudaError> {
         let noted = self.0.lock();
@@ -145,7 +150,7 @@ impl Pool {
     }
 
     pub(super) fn give_back(&self, block: MemoryBlock) {
-        if !block.uses.0.lock().is_lost {
+        if !block.uses.are_lost() {
             self.classes.lock().entry(block.size).or_default().spare.push(block);
         }
     }

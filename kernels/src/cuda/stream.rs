@@ -260,16 +260,6 @@ impl Stream {
         Err(CudaError::Mismatch { operation: "issue", problem })
     }
 
-    /// Blocks the calling thread until all operations that were issued so far are done, for at most
-    /// `patience`. `operation` names the wait in an error.
-    ///
-    /// # Errors
-    /// [`CudaError::Late`] if the operations are not done after `patience`; [`CudaError::Driver`]
-    /// if an operation has failed.
-    pub fn wait(&self, operation: &str, patience: Duration) -> Result<(), CudaError> {
-        self.moment()?.wait(operation, patience)
-    }
-
     /// The end of all operations that were issued so far. Does not wait.
     ///
     /// # Errors

@@ -50,7 +50,7 @@ impl Stream {
         let note = argument(notes.as_ref(), Of::Contribution);
         let kernel = CudaKernel::Pack(wire(flat.dtype()));
         for (run, part) in runs(gradients, flat.len(), |it| it.start) {
-            let table = table(part.iter().map(|it| (it.gradient.clone(), it.start)));
+            let table = table(part);
             let address = flat.address(0);
             let begin = run.start as u64;
             let end = run.end as u64;
@@ -72,17 +72,15 @@ impl Stream {
     }
 }
 
-fn table<'a>(
-    params: impl Iterator<Item = (DeviceSlice<'a>, usize)>,
-) -> Table<TableParam, MOST_PARAMS> {
-    let entry = |(slice, start): (DeviceSlice<'_>, usize)| TableParam {
-        address: slice.buffer().address(slice.range().start),
-        start: start as u64,
-        len: slice.len() as u64,
-        dtype: number(slice.dtype()),
+fn table(gradients: &[Packed<'_>]) -> Table<TableParam, MOST_PARAMS> {
+    let entry = |Packed { gradient, start }: &Packed<'_>| TableParam {
+        address: gradient.buffer().address(gradient.range().start),
+        start: *start as u64,
+        len: gradient.len() as u64,
+        dtype: number(gradient.dtype()),
         unused: 0,
     };
-    Table::of(params.map(entry))
+    Table::of(gradients.iter().map(entry))
 }
 
 /// Cuts entries into launches. The elements of a launch begin at its first entry (at 0 for the

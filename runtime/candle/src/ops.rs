@@ -29,17 +29,17 @@
 
 use std::sync::Arc;
 
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor};
 #[cfg(feature = "candle-cuda")]
-use candle_core::{CudaStorage, Storage};
+use candle_core::{CudaStorage, Storage, bail};
 use parking_lot::Mutex;
 
 #[cfg(feature = "candle-cuda")]
 use crate::cuda;
 use crate::gradient::{Gradient, GradientCell, GradientSum};
-use crate::storage::copy;
 #[cfg(feature = "candle-cuda")]
 use crate::storage::Gathered;
+use crate::storage::copy;
 use crate::unit::{LiveUnit, UnitUsage};
 use crate::zeros;
 

@@ -9,11 +9,36 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::files::{FileSource, Files, Sink};
+use crate::files::{FileSource, Files, ReadFiles, Sink, directory_of};
 
 /// The file system of the machine.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Disk;
+
+impl ReadFiles for Disk {
+    fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
+        let mut entries: Vec<PathBuf> =
+            fs::read_dir(path)?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
+        entries.sort();
+        Ok(entries)
+    }
+
+    /// Refuses links in the calls that open the directory and the file, so that no link can replace
+    /// one of them between a check and the opening. Does not wait for the writer of a FIFO.
+    fn open(&self, path: &Path) -> io::Result<Box<dyn FileSource>> {
+        let name = path.file_name().ok_or_else(|| refused("it names no file"))?;
+        let directory = open_directory(directory_of(path))?;
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = match rustix::fs::openat(directory, name, flags, Mode::empty()) {
+            Err(Errno::LOOP) => return Err(refused("it is a link")),
+            opened => File::from(opened?),
+        };
+        if file.metadata()?.is_file() {
+            return Ok(Box::new(file));
+        }
+        Err(refused("it is not a regular file"))
+    }
+}
 
 impl Files for Disk {
     fn create_dir(&self, path: &Path) -> io::Result<()> {
@@ -43,30 +68,6 @@ impl Files for Disk {
             fs::remove_file(path)
         }
     }
-
-    fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
-        let mut entries: Vec<PathBuf> =
-            fs::read_dir(path)?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
-        entries.sort();
-        Ok(entries)
-    }
-
-    /// Refuses links in the calls that open the directory and the file, so that no link can replace
-    /// one of them between a check and the opening. Does not wait for the writer of a FIFO.
-    fn open(&self, path: &Path) -> io::Result<Box<dyn FileSource>> {
-        let name = path.file_name().ok_or_else(|| refused("it names no file"))?;
-        let directory = path.parent().filter(|above| !above.as_os_str().is_empty());
-        let directory = open_directory(directory.unwrap_or(Path::new(".")))?;
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = match rustix::fs::openat(directory, name, flags, Mode::empty()) {
-            Err(Errno::LOOP) => return Err(refused("it is a link")),
-            opened => File::from(opened?),
-        };
-        if file.metadata()?.is_file() {
-            return Ok(Box::new(file));
-        }
-        Err(refused("it is not a regular file"))
-    }
 }
 
 /// The access to a directory that contains a file. Linux opens it without reading it, and so
@@ -95,31 +96,7 @@ fn refused(why: &'static str) -> io::Error {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LinkedDisk;
 
-impl Files for LinkedDisk {
-    fn create_dir(&self, path: &Path) -> io::Result<()> {
-        Disk.create_dir(path)
-    }
-
-    fn create(&self, path: &Path) -> io::Result<Box<dyn Sink>> {
-        Disk.create(path)
-    }
-
-    fn sync_dir(&self, path: &Path) -> io::Result<()> {
-        Disk.sync_dir(path)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        Disk.rename(from, to)
-    }
-
-    fn link(&self, target: &Path, link: &Path) -> io::Result<()> {
-        Disk.link(target, link)
-    }
-
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        Disk.remove(path)
-    }
-
+impl ReadFiles for LinkedDisk {
     fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
         Disk.list(path)
     }

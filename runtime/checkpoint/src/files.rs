@@ -7,10 +7,29 @@ use std::path::{Path, PathBuf};
 
 use crate::error::Error;
 
+/// A file system that is read. [`Generation`](crate::Generation) and [`Folder`](crate::Folder) need
+/// no more.
+pub trait ReadFiles: Debug + Send + Sync {
+    /// Returns the paths of a directory's entries, sorted by name.
+    ///
+    /// # Errors
+    /// `NotFound`, or another error of the system.
+    fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>>;
+
+    /// Opens a regular file for reading. A link in the place of the file or of its directory is
+    /// refused, except by [`LinkedDisk`](crate::LinkedDisk). Does not wait, whatever is in that
+    /// place.
+    ///
+    /// # Errors
+    /// `NotFound`; `InvalidInput` if a link, a FIFO, a device or a directory is there; another
+    /// error of the system.
+    fn open(&self, path: &Path) -> io::Result<Box<dyn FileSource>>;
+}
+
 /// A file system. [`Disk`](crate::Disk) is the real one; another implementation may count
 /// operations, or make them fail. The directory of a store and its lease are always on the real
 /// one.
-pub trait Files: Debug + Send + Sync {
+pub trait Files: ReadFiles {
     /// Makes a directory. Its parent must exist.
     ///
     /// # Errors
@@ -46,21 +65,6 @@ pub trait Files: Debug + Send + Sync {
     /// # Errors
     /// `NotFound`, or another error of the system.
     fn remove(&self, path: &Path) -> io::Result<()>;
-
-    /// The paths of a directory's entries, sorted by name.
-    ///
-    /// # Errors
-    /// `NotFound`, or another error of the system.
-    fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>>;
-
-    /// Opens a regular file for reading. A link in the place of the file or of its directory is
-    /// refused, except by [`LinkedDisk`](crate::LinkedDisk). Does not wait, whatever is in that
-    /// place.
-    ///
-    /// # Errors
-    /// `NotFound`; `InvalidInput` if a link, a FIFO, a device or a directory is there; another
-    /// error of the system.
-    fn open(&self, path: &Path) -> io::Result<Box<dyn FileSource>>;
 }
 
 /// A file that is being written.
@@ -93,8 +97,14 @@ pub trait FileSource: Send + Sync {
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()>;
 }
 
+/// Returns the directory that contains a path.
+pub(crate) fn directory_of(path: &Path) -> &Path {
+    let above = path.parent().filter(|above| !above.as_os_str().is_empty());
+    above.unwrap_or(Path::new("."))
+}
+
 /// Reads a whole file of at most `most` bytes.
-pub(crate) fn read_whole(files: &dyn Files, path: &Path, most: u64) -> io::Result<Vec<u8>> {
+pub(crate) fn read_whole(files: &dyn ReadFiles, path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let source = files.open(path)?;
     let size = source.size()?;
     if size > most {

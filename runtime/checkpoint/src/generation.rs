@@ -7,7 +7,7 @@ use std::sync::Arc;
 use safetensors::Dtype;
 
 use crate::error::Error;
-use crate::files::{FileSource, Files, read_whole};
+use crate::files::{FileSource, ReadFiles, directory_of, read_whole};
 use crate::hash::Hash;
 use crate::manifest::{MOST_BYTES, Manifest};
 use crate::name::MANIFEST;
@@ -19,7 +19,7 @@ const BLOCK: usize = 1 << 20;
 /// A generation whose manifest is intact, and whose files exist with the sizes that the manifest
 /// says.
 pub struct Generation {
-    files: Arc<dyn Files>,
+    files: Arc<dyn ReadFiles>,
     path: PathBuf,
     manifest: Manifest,
     hash: Hash,
@@ -32,7 +32,7 @@ impl Generation {
     /// [`Error::Io`] if the manifest or a file cannot be opened, or is a link; the errors of
     /// [`Manifest::decode`]; [`Error::Truncated`] if a file has another size than the manifest
     /// says.
-    pub fn open(files: Arc<dyn Files>, path: &Path) -> Result<Self, Error> {
+    pub fn open(files: Arc<dyn ReadFiles>, path: &Path) -> Result<Self, Error> {
         let at = path.join(MANIFEST);
         let bytes = read_whole(&*files, &at, MOST_BYTES).map_err(Error::io("read", &at))?;
         let manifest = Manifest::decode(&at, &bytes)?;
@@ -229,9 +229,8 @@ impl Generation {
 }
 
 /// Returns whether the directory above lists a path.
-fn is_listed(files: &dyn Files, path: &Path) -> bool {
-    let above = path.parent().filter(|above| !above.as_os_str().is_empty());
-    match files.list(above.unwrap_or(Path::new("."))) {
+fn is_listed(files: &dyn ReadFiles, path: &Path) -> bool {
+    match files.list(directory_of(path)) {
         Ok(entries) => entries.iter().any(|entry| entry.file_name() == path.file_name()),
         Err(_) => true,
     }

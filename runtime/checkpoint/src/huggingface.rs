@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 
 use crate::bounds;
 use crate::error::{Error, listed};
-use crate::files::{FileSource, Files, read_whole, write_synced};
+use crate::files::{FileSource, Files, ReadFiles, directory_of, read_whole, write_synced};
 use crate::generation::Generation;
 use crate::hash::Hash;
 use crate::header;
@@ -98,8 +98,7 @@ pub fn export(
         return Err(Error::io("make", folder)(exists));
     }
     let parts = split(generation, weights, most)?;
-    let above = folder.parent().filter(|above| !above.as_os_str().is_empty());
-    let above = above.unwrap_or(Path::new("."));
+    let above = directory_of(folder);
     files.create_dir(&writing).map_err(Error::io("make", &writing))?;
     let written = write(generation, files, &writing, &parts);
     let published = written.and_then(|exported| {
@@ -225,7 +224,7 @@ fn write_file(
 /// A folder with a Hugging Face model. Its headers have been read.
 #[derive(Debug)]
 pub struct Folder {
-    files: Arc<dyn Files>,
+    files: Arc<dyn ReadFiles>,
     /// By name.
     tensors: BTreeMap<String, TensorPlace>,
     /// Contradictions that change no tensor, in words.
@@ -271,7 +270,7 @@ impl Folder {
     /// or a header is invalid or too large, two files have a tensor of one name, or a file that the
     /// index names is missing or has not the tensors that it should; [`Error::Truncated`] if a file
     /// has another size than its header says.
-    pub fn open(files: Arc<dyn Files>, folder: &Path) -> Result<Self, Error> {
+    pub fn open(files: Arc<dyn ReadFiles>, folder: &Path) -> Result<Self, Error> {
         let paths = files.list(folder).map_err(Error::io("list", folder))?;
         let names: BTreeSet<&str> =
             paths.iter().filter_map(|path| path.file_name().and_then(OsStr::to_str)).collect();
@@ -344,10 +343,7 @@ impl Folder {
     /// [`Error::Tensor`] if there is no such tensor, its dtype is another one, or it ends before
     /// `values` is full; [`Error::Io`].
     pub fn read(&self, tensor: &str, offset: u64, values: &mut [f32]) -> Result<(), Error> {
-        let place = self.tensors.get(tensor);
-        let place =
-            place.ok_or_else(|| Error::tensor(tensor, "the folder has no tensor of that name"))?;
-        let TensorPlace { path, dtype, shape, begin } = place;
+        let TensorPlace { path, dtype, shape, begin } = self.place(tensor)?;
         let convert = converter(*dtype).ok_or_else(|| {
             Error::tensor(tensor, format!("its elements are {dtype}, not floats"))
         })?;
@@ -375,9 +371,7 @@ impl Folder {
     /// # Errors
     /// The errors of [`read`](Self::read), and [`Error::Tensor`] if the tensor has another shape.
     pub fn read_whole(&self, tensor: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {
-        let place = self.tensors.get(tensor);
-        let place =
-            place.ok_or_else(|| Error::tensor(tensor, "the folder has no tensor of that name"))?;
+        let place = self.place(tensor)?;
         if !shape.iter().map(|size| *size as u64).eq(place.shape.iter().copied()) {
             let problem = format!("it has shape {:?}, not {shape:?}", place.shape);
             return Err(Error::tensor(tensor, problem));
@@ -385,6 +379,11 @@ impl Folder {
         let mut values = vec![0.0; shape.iter().product()];
         self.read(tensor, 0, &mut values)?;
         Ok(values)
+    }
+
+    fn place(&self, tensor: &str) -> Result<&TensorPlace, Error> {
+        let place = self.tensors.get(tensor);
+        place.ok_or_else(|| Error::tensor(tensor, "the folder has no tensor of that name"))
     }
 }
 
@@ -491,7 +490,7 @@ impl FolderScan {
     /// Adds the files that the index names, of the files `names` that the folder has.
     fn add_indexed(
         &mut self,
-        files: &dyn Files,
+        files: &dyn ReadFiles,
         folder: &Path,
         names: &BTreeSet<&str>,
     ) -> Result<(), Error> {
@@ -550,7 +549,7 @@ impl FolderScan {
     }
 
     /// Adds the tensors of a file.
-    fn add_file(&mut self, files: &dyn Files, path: &Path) -> Result<(), Error> {
+    fn add_file(&mut self, files: &dyn ReadFiles, path: &Path) -> Result<(), Error> {
         let source = files.open(path).map_err(Error::io("open", path))?;
         let (data, metadata) = header::decode(path, &*source)?;
         self.header_bytes += data;

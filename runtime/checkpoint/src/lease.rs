@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 
 use crate::error::Error;
+use crate::files::directory_of;
 use crate::name::{LEASE, is_left_behind, nonce};
 use crate::store::Store;
 
@@ -204,8 +205,7 @@ impl Drop for Lease {
 
 /// Makes a directory and those above it, and syncs each, so that it survives a loss of power.
 fn make_directory(path: &Path) -> io::Result<()> {
-    let above = path.parent().filter(|above| !above.as_os_str().is_empty());
-    let above = above.unwrap_or(Path::new("."));
+    let above = directory_of(path);
     match fs::create_dir(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {
             return Ok(());

@@ -66,7 +66,7 @@ pub use self::bounds::MOST_USER_BYTES;
 pub use self::disk::{Disk, LinkedDisk};
 pub use self::draft::{Committed, Draft, DraftPlace};
 pub use self::error::{Error, listed};
-pub use self::files::{FileSource, Files, Sink};
+pub use self::files::{FileSource, Files, ReadFiles, Sink};
 pub use self::generation::Generation;
 pub use self::hash::Hash;
 pub use self::huggingface::{Exported, Folder, Weights, export};

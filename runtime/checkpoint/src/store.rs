@@ -103,7 +103,8 @@ impl Store {
     }
 
     fn open_listed(&self, step: u64) -> Result<Generation, Error> {
-        let opened = Generation::open(Arc::clone(&self.files), &self.generation_path(step))?;
+        let files = Arc::clone(&self.files);
+        let opened = Generation::open(files, &self.generation_path(step))?;
         let found = opened.manifest().step;
         if found == step {
             return Ok(opened);

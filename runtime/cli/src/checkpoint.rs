@@ -11,6 +11,7 @@ use clap::{Args, Subcommand};
 use hsdp_checkpoint::{
     Disk, Exported, Generation, Head, Manifest, Slice, Store, Weights, Writer, export,
 };
+use hsdp_sharding::balanced;
 use hsdp_train::print;
 use hsdp_train::stderr::in_one_line;
 
@@ -223,13 +224,10 @@ fn write_part(
     let mut parts = Vec::new();
     for (name, tensor) in &generation.manifest().tensors {
         let numel = tensor.numel().ok_or("a tensor's number of elements does not fit 64 bits")?;
-        let [index, of] = [writer.index, writer.of].map(|it| it as u64);
-        // The first files have one more element if the elements cannot be divided evenly.
-        let cut = |index: u64| numel / of * index + index.min(numel % of);
-        let begin = cut(index);
-        let end = cut(index + 1);
-        if begin < end {
-            let mut values = vec![0.0; usize::try_from(end - begin)?];
+        let part = balanced(usize::try_from(numel)?, writer.of, writer.index);
+        if !part.is_empty() {
+            let begin = part.start as u64;
+            let mut values = vec![0.0; part.len()];
             generation.read(name, begin, &mut values)?;
             parts.push((name, &tensor.shape, begin, values));
         }

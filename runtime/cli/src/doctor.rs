@@ -235,8 +235,9 @@ fn mpi() -> DoctorFinding {
         Err(said) => return DoctorFinding { said: Some(said), ..note },
     };
     let version = version.map(|version| match family {
+        MpiFamily::OpenMpi => format!("Open MPI {version}"),
+        MpiFamily::Hydra => format!("MPICH {version}"),
         MpiFamily::Other => version,
-        family => format!("{} {version}", family.name()),
     });
     let said = match family {
         MpiFamily::Other => Some("its --version names neither Open MPI nor MPICH".to_owned()),

@@ -57,16 +57,6 @@ fn read(said: &str) -> (MpiFamily, Option<String>) {
     (MpiFamily::Other, Some(first.to_owned()).filter(|first| !first.is_empty()))
 }
 
-impl MpiFamily {
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::OpenMpi => "Open MPI",
-            Self::Hydra => "MPICH",
-            Self::Other => "an unknown MPI",
-        }
-    }
-}
-
 /// Time in which a program must write its output and close stdout. The first start from a network
 /// disk is slow.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use clap::Args;
 use hsdp_comm::{Explanation, Finding, FlightRecord, MemberFinding, Presence, explain};
-use hsdp_sharding::Rank;
 use hsdp_train::file::FileError;
 use hsdp_train::stderr::in_one_line;
 use hsdp_train::{file, print, print_json};
@@ -44,11 +43,10 @@ pub(crate) fn run(options: &TraceArgs) -> Result<CommandOutcome, Box<dyn Error>>
 
 /// Returns the whole explanation. Times are in seconds.
 fn in_json(explanation: &Explanation) -> Value {
-    let ends =
-        explanation.ends.iter().map(|end| json!({ "text": end.text, "ranks": ranks(&end.ranks) }));
-    let late = explanation.lateness.as_ref().map(|it| {
-        json!({ "rank": it.rank.get(), "seconds": seconds(it.late), "operation": *it.operation })
-    });
+    let ends = explanation.ends.iter().map(|end| json!({ "text": end.text, "ranks": end.ranks }));
+    let late = explanation.lateness.as_ref().map(
+        |it| json!({ "rank": it.rank, "seconds": seconds(it.late), "operation": *it.operation }),
+    );
     let last = explanation.often_last;
     let overwritten = explanation.overwritten.iter();
     json!({
@@ -58,12 +56,12 @@ fn in_json(explanation: &Explanation) -> Value {
         "partly_known": explanation.partly_known,
         "finding": finding(&explanation.finding),
         "slowest": late,
-        "often_last": last.map(|it| json!({ "rank": it.rank.get(), "times": it.times, "of": it.of })),
+        "often_last": last.map(|it| json!({ "rank": it.rank, "times": it.times, "of": it.of })),
         "ends": ends.collect::<Vec<_>>(),
-        "without_record": ranks(&explanation.without_record),
-        "left_out": ranks(&explanation.left_out),
+        "without_record": explanation.without_record,
+        "left_out": explanation.left_out,
         "overwritten": overwritten
-            .map(|(rank, entries)| json!({ "rank": rank.get(), "entries": entries }))
+            .map(|(rank, entries)| json!({ "rank": rank, "entries": entries }))
             .collect::<Vec<_>>(),
     })
 }
@@ -75,11 +73,11 @@ fn finding(finding: &Finding) -> Value {
             json!({ "kind": "mismatch", "operation": **operation, "members": all(members) })
         }
         Finding::Missing { operation, waiting, waited, absent } => json!({
-            "kind": "missing", "operation": **operation, "waiting": ranks(waiting),
+            "kind": "missing", "operation": **operation, "waiting": waiting,
             "waited": waited.map(seconds), "absent": all(absent),
         }),
-        Finding::Unfinished { operation, ranks: members } => {
-            json!({ "kind": "unfinished", "operation": **operation, "ranks": ranks(members) })
+        Finding::Unfinished { operation, ranks } => {
+            json!({ "kind": "unfinished", "operation": **operation, "ranks": ranks })
         }
     }
 }
@@ -89,7 +87,7 @@ fn all(members: &[MemberFinding]) -> Vec<Value> {
 }
 
 fn member(member: &MemberFinding) -> Value {
-    let rank = member.rank.get();
+    let rank = member.rank;
     match &member.presence {
         Presence::Issued(entry) => json!({ "rank": rank, "presence": "issued", "entry": **entry }),
         Presence::NotIssued(last) => {
@@ -102,10 +100,6 @@ fn member(member: &MemberFinding) -> Value {
         Presence::Overwritten => json!({ "rank": rank, "presence": "overwritten" }),
         Presence::NoRecord => json!({ "rank": rank, "presence": "no record" }),
     }
-}
-
-fn ranks(ranks: &[Rank]) -> Vec<u32> {
-    ranks.iter().map(|rank| rank.get()).collect()
 }
 
 fn seconds(time: Duration) -> f64 {

@@ -500,9 +500,6 @@ impl StatedError {
     pub const OTHERS: Self =
         Self { relative: 0.202, of: "several machines, or numbers that were fitted to no steps" };
 
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::NODE, Self::CORES, Self::OTHERS];
-
     /// Returns how many times a speed is behind the fastest by this error: 0 if both tie.
     #[must_use]
     pub fn band(&self, speed: f64, fastest: f64) -> u32 {

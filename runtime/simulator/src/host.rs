@@ -5,7 +5,7 @@ mod script;
 
 use std::sync::Arc;
 
-use hsdp_flight::{Channel, ModelLabel, Op, Stage, Tag};
+use hsdp_flight::{Channel, Op, Stage};
 pub use hsdp_sharding::step::Members;
 use hsdp_sharding::{DType, Mesh, Plan, UnitId};
 
@@ -16,7 +16,8 @@ use self::script::Script;
 pub enum ModelPlacement {
     /// The host's: each channel is a sequence of its own.
     Host,
-    /// A device's, with a process for each rank: all operations but exchanges are one sequence.
+    /// A device's, with a process for each rank: gathers, reductions and all-reduces are one
+    /// sequence.
     Device,
 }
 
@@ -62,13 +63,6 @@ impl StepOperation {
     /// Returns the bytes of its elements.
     pub(crate) fn bytes(&self) -> u64 {
         (self.elements as u64).saturating_mul(self.dtype.size_bytes() as u64)
-    }
-
-    /// Returns its tag in a step and a microbatch of the first model of a world.
-    #[must_use]
-    pub fn tag(&self, step: u64, microbatch: usize) -> Tag {
-        let tag = Tag::new(self.stage).model(ModelLabel::FIRST).step(step).microbatch(microbatch);
-        self.unit.map_or(tag, |unit| tag.unit(unit))
     }
 }
 
@@ -204,14 +198,5 @@ impl Order {
     pub fn of(plan: &Arc<Plan>, microbatches: Microbatches, placement: ModelPlacement) -> Self {
         let blocks = Script::new(plan, placement).run(microbatches);
         Self { mesh: plan.mesh(), placement, blocks }
-    }
-
-    /// Returns all operations, each with its microbatch: in the order of issue, channel by channel,
-    /// and over all channels on a device.
-    pub fn operations(&self) -> impl Iterator<Item = (u64, &StepOperation)> {
-        let block = |block: &'_ StepBlock| block.microbatch..block.microbatch + block.times;
-        let times =
-            self.blocks.iter().flat_map(move |it| block(it).map(move |number| (number, it)));
-        times.flat_map(|(number, block)| block.operations.iter().map(move |it| (number, it)))
     }
 }

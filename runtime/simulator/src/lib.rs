@@ -40,8 +40,8 @@ pub use self::machine::Machine;
 pub use self::prediction::{Placed, Placing, Prediction, StepMemory, Workload};
 pub use self::search::{AfterForwards, Candidate, Found, PlanChoice, Search, Space, Unfit};
 pub use self::simulation::{
-    Costs, Lane, Level, OperationCost, RankTiming, Share, Shares, Span, Streams, Timing, What,
-    WorkCost, simulate, trace,
+    Costs, Lane, Level, OperationCost, RankTiming, Share, Shares, Span, Timing, What, WorkCost,
+    simulate, trace,
 };
 pub use self::time::Time;
 pub use self::traces::Traces;

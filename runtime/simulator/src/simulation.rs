@@ -14,10 +14,9 @@ use std::ops::{Add, Mul};
 
 use hsdp_flight::Stage;
 use hsdp_sharding::Rank;
-pub use hsdp_sharding::step::Sequences as Streams;
 
 pub(crate) use self::colors::Colors;
-pub(crate) use self::meetings::stream;
+pub(crate) use self::meetings::{STREAMS, stream};
 
 #[cfg(test)]
 pub(crate) use self::actions::actions_done;
@@ -205,6 +204,7 @@ impl Lane {
             (Self::Host, _) => "host",
             (Self::Computation, _) => "computation",
             (Self::Collectives(0), _) => "exchanges",
+            (Self::Collectives(4), _) => "statistics",
             (Self::Collectives(_), ModelPlacement::Device) => "collectives",
             (Self::Collectives(1), _) => "gathers",
             (Self::Collectives(2), _) => "reductions",
@@ -271,7 +271,7 @@ pub enum Share {
     AllReduces,
     /// The norm and the update.
     Optimizer,
-    /// Exchanges on the control channel.
+    /// Exchanges on the control channel, and sums of statistics.
     Exchanges,
     /// Waiting for ranks that are late.
     Waiting,

@@ -29,14 +29,6 @@ pub(super) struct MatrixExchange {
     places: BTreeMap<(UnitId, usize), (Part, usize)>,
 }
 
-/// A matrix on its owner.
-pub(super) struct OnOwner<'a> {
-    pub(super) matrix: &'a WholeMatrix,
-    /// The elements of each copy that was sent, row-major. The first copy goes back.
-    pub(super) copies: &'a mut [f32],
-    pub(super) workspace: &'a mut [f32],
-}
-
 impl MatrixExchange {
     /// Plans the exchange of the matrices, or of all elements, of these parameters.
     ///
@@ -124,9 +116,9 @@ impl MatrixExchange {
 
     /// Sends parts to their owners, computes each matrix there, and receives the parts back. `fill`
     /// writes the copies of all parts of this rank, in the order of [`each_sent`](Self::each_sent).
-    /// `compute` replaces the first copy of a matrix that this rank owns, with a workspace of
-    /// `workspace` elements. Returns the new elements of the parts, in the order in which they were
-    /// sent. Collective over the shard group.
+    /// `compute` gets a matrix that this rank owns, with the elements of each copy, row-major, and
+    /// replaces the first copy. Returns the new elements of the parts, in the order in which they
+    /// were sent. Collective over the shard group.
     ///
     /// # Errors
     /// [`Error::Comm`]; [`Error::OutOfMemory`]; those of `fill` and `compute`.
@@ -134,8 +126,7 @@ impl MatrixExchange {
         &self,
         site: ErrorSite<'_>,
         fill: impl FnOnce(&mut [f32]) -> Result<(), Error>,
-        workspace: impl Fn(&WholeMatrix) -> usize,
-        mut compute: impl FnMut(OnOwner<'_>) -> Result<(), Error>,
+        mut compute: impl FnMut(&WholeMatrix, &mut [f32]) -> Result<(), Error>,
     ) -> Result<Vec<f32>, Error> {
         let mut values = self.zeros(site, self.copies * total(&self.sent))?;
         fill(&mut values)?;
@@ -145,14 +136,13 @@ impl MatrixExchange {
             let numel = matrix.numel();
             let unit = matrix.param.unit;
             let mut copies = site.zeros(Category::Update, unit, self.copies * numel)?;
-            let mut room = site.zeros(Category::Update, unit, workspace(matrix))?;
             self.each_received(at, &mut owned, |start, part| {
                 let len = part.len() / self.copies;
                 for (copy, part) in copies.chunks_mut(numel).zip(part.chunks(len)) {
                     copy[start..start + len].copy_from_slice(part);
                 }
             });
-            compute(OnOwner { matrix, copies: &mut copies, workspace: &mut room })?;
+            compute(matrix, &mut copies)?;
             self.each_received(at, &mut owned, |start, part| {
                 let len = part.len() / self.copies;
                 part[..len].copy_from_slice(&copies[start..start + len]);

@@ -38,12 +38,24 @@ enum RateSchedule {
     Own,
 }
 
+impl RateSchedule {
+    /// Returns the rate of a group that follows an optimizer of this rate; 0 without a ratio.
+    fn rate(self, optimizer: f64) -> f64 {
+        match self {
+            Self::Ratio(ratio) => optimizer * ratio,
+            Self::Undefined | Self::Own => 0.0,
+        }
+    }
+}
+
 #[derive(Clone, Debug)]
 struct OptionsGroup<O> {
     options: O,
     /// The same, as the program gave them when it made the group.
     made_with: O,
     schedule: RateSchedule,
+    /// Schedule with which the program made the group. Rates of 0 in `made_with` do not show it.
+    made_schedule: RateSchedule,
     /// The number of its parameters.
     parameters: usize,
     /// The digest of their names, which ranks compare.
@@ -81,7 +93,8 @@ impl<O: Rule> GroupedOptions<O> {
         let (options, schedule) = changed(self.options, change);
         let parameters = names.len();
         let names = digest::of_lines(&names);
-        let group = OptionsGroup { options, made_with: options, schedule, parameters, names };
+        let (made_with, made_schedule) = (options, schedule);
+        let group = OptionsGroup { options, made_with, schedule, made_schedule, parameters, names };
         self.groups.push(group);
         self
     }
@@ -219,19 +232,27 @@ impl<O: Rule> GroupedOptions<O> {
             let rate = options[RATE].as_f64();
             rate.ok_or_else(|| format!("{of} {RATE} is {} there, and not a number", options[RATE]))
         };
-        self.set_learning_rate(saved_rate(now, &kind)?);
+        let rate = saved_rate(now, &kind)?;
+        set_rate(&mut self.options, rate);
         for (index, group) in self.groups.iter_mut().enumerate() {
             let saved = &now[GROUPS][index];
-            let rate = saved_rate(&saved["options"], &format_args!("{kind} group {index}"))?;
-            let follows = rate_of(&group.options) == rate;
-            group.schedule = match (saved.get(RATIO), group.schedule) {
-                (Some(ratio), _) => ratio.as_f64().map_or(RateSchedule::Own, RateSchedule::Ratio),
+            let of_group = saved_rate(&saved["options"], &format_args!("{kind} group {index}"))?;
+            let made = group.made_schedule;
+            let follows = of_group == made.rate(rate);
+            // A group without a ratio keeps the rate of 0 that it was made with.
+            let is_undefined = of_group == 0.0 && rate_of(&group.made_with) == 0.0;
+            let (schedule, of_group) = match saved.get(RATIO).map(Value::as_f64) {
+                Some(None) => (RateSchedule::Own, of_group),
+                // A group that changes a rate of 0 takes no ratio: the saved group left the rate.
+                Some(Some(ratio)) if made != RateSchedule::Undefined => {
+                    (RateSchedule::Ratio(ratio), of_group)
+                }
                 // An older format has no ratio, and neither has a group without one.
-                (None, _) if !follows => RateSchedule::Own,
-                (None, RateSchedule::Undefined) => RateSchedule::Undefined,
-                (None, _) => schedule(rate_of(&self.made_with), rate_of(&group.made_with)),
+                None if !follows && !is_undefined => (RateSchedule::Own, of_group),
+                _ => (made, made.rate(rate)),
             };
-            set_rate(&mut group.options, rate);
+            group.schedule = schedule;
+            set_rate(&mut group.options, of_group);
         }
         Ok(())
     }
@@ -243,8 +264,15 @@ impl<O: Rule> GroupedOptions<O> {
         for (index, group) in self.groups.iter_mut().enumerate() {
             let of = format_args!("{kind} group {index}");
             rule::set(&mut group.made_with, &made_with[GROUPS][index]["options"], &of)?;
-            rule::set(&mut group.options, &now[GROUPS][index]["options"], &of)?;
-            group.schedule = schedule(rate_of(&self.made_with), rate_of(&group.made_with));
+            let saved = &now[GROUPS][index];
+            rule::set(&mut group.options, &saved["options"], &of)?;
+            group.made_schedule = match saved[RATIO].as_f64() {
+                Some(ratio) => RateSchedule::Ratio(ratio),
+                None => {
+                    let rate = rate_of(&self.made_with);
+                    schedule(rate, rate_of(&group.made_with), group.made_schedule)
+                }
+            };
         }
         self.take_rates(now)
     }
@@ -255,13 +283,11 @@ impl<O: Rule> GroupedOptions<O> {
 const GROUPS: &str = "groups";
 const RATIO: &str = "ratio";
 
-/// Returns the schedule of a group that an optimizer of one rate made with the other.
-fn schedule(rate: f64, of_group: f64) -> RateSchedule {
-    match rate == 0.0 {
-        false => RateSchedule::Ratio(of_group / rate),
-        true if of_group == 0.0 => RateSchedule::Ratio(1.0),
-        true => RateSchedule::Undefined,
-    }
+/// Returns the schedule of a group that an optimizer of one rate made with the other. Returns that
+/// of the program, `own`, if rates of 0 do not show it.
+fn schedule(rate: f64, of_group: f64, own: RateSchedule) -> RateSchedule {
+    let is_hidden = rate == 0.0 || own == RateSchedule::Undefined && of_group == 0.0;
+    if is_hidden { own } else { RateSchedule::Ratio(of_group / rate) }
 }
 
 /// Returns the options of a group, and the schedule of its learning rate. If the rate of the

@@ -4,13 +4,14 @@ mod device;
 mod options;
 
 use hsdp_kernels::cuda::CudaError;
+use hsdp_kernels::memory::Category;
 use hsdp_kernels::{MatrixDType, NewtonSchulz, Threads};
 use hsdp_sharding::{Part, WholeMatrix, Wholes};
 
 use self::options::EXCHANGES;
 pub use self::options::{MuonOptions, RateScale};
 use crate::error::Error;
-use crate::optimizer::exchange::{OnOwner, Staged};
+use crate::optimizer::exchange::Staged;
 use crate::optimizer::grouped::Grouped;
 use crate::optimizer::interface::{ClippedGradient, DeviceRun, Run};
 use crate::optimizer::rule::{MOMENTUM_KINDS, Rule, RuleExchange, RunState, Setting, choice};
@@ -87,21 +88,17 @@ impl Rule for MuonOptions {
             hsdp_kernels::muon_direction(&step, direction, momentum);
             Ok(())
         };
-        let workspace = |it: &WholeMatrix| NewtonSchulz::workspace(it.rows, it.columns);
         let fill = |values: &mut [f32]| exchange.each_sent(values, fill);
-        let values = exchange.run(
-            updating.site(),
-            fill,
-            workspace,
-            |OnOwner { matrix, copies, workspace }| {
-                if updating.updates(matrix.param) {
-                    let by = options(matrix.param).newton_schulz;
-                    let WholeMatrix { rows, columns, .. } = *matrix;
-                    by.orthogonalize(copies, rows, columns, workspace, Threads::Pool);
-                }
-                Ok(())
-            },
-        )?;
+        let values = exchange.run(updating.site(), fill, |matrix, copies| {
+            if updating.updates(matrix.param) {
+                let by = options(matrix.param).newton_schulz;
+                let WholeMatrix { param, rows, columns, .. } = *matrix;
+                let len = NewtonSchulz::workspace(rows, columns);
+                let mut workspace = updating.site().zeros(Category::Update, param.unit, len)?;
+                by.orthogonalize(copies, rows, columns, &mut workspace, Threads::Pool);
+            }
+            Ok(())
+        })?;
         staged.matrices = Staged::new(values);
         Ok(())
     }

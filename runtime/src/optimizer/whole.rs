@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::error::Error;
 use crate::model::ShardedModel;
-use crate::optimizer::exchange::{MatrixExchange, OnOwner, Staged};
+use crate::optimizer::exchange::{MatrixExchange, Staged};
 use crate::optimizer::interface::{Optimizer, Run, Updating};
 use crate::optimizer::state::Covered;
 use crate::persist::checkpointed::{Checkpointed, Expected, Spread, StateTensor};
@@ -242,8 +242,7 @@ impl<F: FnMut(Whole<'_>)> Optimizer for By<'_, F> {
         let values = held.exchange.run(
             updating.site(),
             |values| held.exchange.each_sent(values, fill),
-            |_| 0,
-            |OnOwner { matrix, copies, .. }| {
+            |matrix, copies| {
                 if updating.updates(matrix.param) {
                     let (values, gradient) = copies.split_at_mut(matrix.numel());
                     let state = states.get_mut(&matrix.param).expect("its owner has state");

@@ -67,7 +67,7 @@ pub trait Checkpointed: Sized + Send + Sync {
         into: &mut [f32],
     ) -> Result<bool, Error> {
         let state = self.state(model, kind, parameter, start..start + into.len())?;
-        Ok(state.map(|state| copy_part(&state, 0, into)).is_some())
+        Ok(state.map(|state| copy_past_caches(into, &state)).is_some())
     }
 
     /// Returns the values that it keeps of the model's [buffers](Param::buffer), such as averages:
@@ -173,11 +173,6 @@ impl<A: Checkpointed, B: Checkpointed> Checkpointed for (A, B) {
     fn restored(&self, model: &ShardedModel, saved: &SavedState<'_>) -> Result<Self, Problem> {
         Ok((self.0.restored(model, &saved.part(0))?, self.1.restored(model, &saved.part(1))?))
     }
-}
-
-/// Copies elements, from the `from`-th on, until `into` is full.
-pub(crate) fn copy_part(all: &[f32], from: usize, into: &mut [f32]) {
-    copy_past_caches(into, &all[from..from + into.len()]);
 }
 
 /// A tensor of an optimizer's state, f32. Its name in a checkpoint is

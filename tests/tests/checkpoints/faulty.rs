@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use hsdp_checkpoint::{Disk, FileSource, Files, Sink};
+use hsdp_checkpoint::{Disk, FileSource, Files, ReadFiles, Sink};
 
 /// What happens at the chosen operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,6 +135,18 @@ impl Faulty {
     }
 }
 
+impl ReadFiles for Faulty {
+    fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
+        self.count()?;
+        Disk.list(path)
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn FileSource>> {
+        self.count()?;
+        Disk.open(path)
+    }
+}
+
 impl Files for Faulty {
     fn create_dir(&self, path: &Path) -> io::Result<()> {
         self.count()?;
@@ -184,16 +196,6 @@ impl Files for Faulty {
         let grave = self.bury(path)?;
         self.note(Done::Moved { from: path.to_owned(), to: grave, replaced: None });
         Ok(())
-    }
-
-    fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
-        self.count()?;
-        Disk.list(path)
-    }
-
-    fn open(&self, path: &Path) -> io::Result<Box<dyn FileSource>> {
-        self.count()?;
-        Disk.open(path)
     }
 }
 

@@ -252,25 +252,83 @@ fn a_group_keeps_its_ratio_after_a_resume() {
     }
 }
 
-/// A group that changes a rate of 0 is refused, also after a resume.
+fn same(options: AdamWOptions) -> AdamWOptions {
+    options
+}
+
+fn tenth(options: AdamWOptions) -> AdamWOptions {
+    AdamWOptions { learning_rate: options.learning_rate / 10.0, ..options }
+}
+
+/// A group that changes a rate of 0 is refused, also after a resume, and after another one from
+/// what the first has saved.
 #[test]
 fn a_group_without_a_ratio_has_none_after_a_resume() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let program = |model: &ShardedModel| {
-        let tenth =
-            |it: AdamWOptions| AdamWOptions { learning_rate: it.learning_rate / 10.0, ..it };
-        AdamW::new(model, adamw(0.0)).group(is_matrix, tenth)
-    };
-    let error = common_error(outcomes(2, |world| {
-        let mut model = model(world, mesh(1, 2))?;
-        let mut optimizer = program(&model);
-        let mut checkpoints = open(&model, folder.path(), OtherOptions::Refuse)?;
-        checkpoints.save(&model, &optimizer, &json!(null))?;
-        checkpoints.load_latest(&mut model, &mut optimizer)?.expect("there is one");
-        optimizer.set_learning_rate(0.5);
-        step(&mut model, &mut optimizer, Optimizer::step)
-    }));
-    assert!(error.to_string().contains("there is no ratio to keep"), "{error}");
+    type Change = fn(AdamWOptions) -> AdamWOptions;
+    type Prepare = fn(&mut AdamW);
+    let cases: [(Change, f64, f64, Prepare, OtherOptions); 7] = [
+        (tenth, 0.0, 1e-8, |_| {}, OtherOptions::Refuse),
+        (same, 0.0, 1e-8, |_| {}, OtherOptions::Refuse),
+        (tenth, 0.0, 1e-6, |_| {}, OtherOptions::TakeSaved),
+        (tenth, 1e-2, 1e-6, |_| {}, OtherOptions::TakeSaved),
+        (same, 0.0, 1e-8, |it| it.set_learning_rate_of(0, 0.25), OtherOptions::Refuse),
+        (tenth, 0.0, 1e-8, |it| it.set_learning_rate_of(0, 0.25), OtherOptions::Refuse),
+        (tenth, 0.0, 1e-6, |it| it.set_learning_rate_of(0, 0.25), OtherOptions::TakeSaved),
+    ];
+    for (index, (saved, made_with, eps, prepare, other)) in cases.into_iter().enumerate() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let error = common_error(outcomes(2, |world| {
+            let mut model = model(world, mesh(1, 2))?;
+            let program = |eps, change: Change| {
+                let mut adamw = AdamW::new(&model, AdamWOptions { eps, ..adamw(made_with) });
+                adamw.set_learning_rate(0.0);
+                adamw.group(is_matrix, change)
+            };
+            let [mut first, mut optimizer] = [program(1e-8, saved), program(eps, tenth)];
+            first.set_learning_rate(0.25);
+            prepare(&mut optimizer);
+            let folders = ["first", "second", "third"].map(|name| folder.path().join(name));
+            open(&model, &folders[0], other)?.save(&model, &first, &json!(null))?;
+            for [from, to] in folders.array_windows() {
+                let mut checkpoints = open(&model, from, other)?;
+                checkpoints.load_latest(&mut model, &mut optimizer)?.expect("there is one");
+                optimizer.set_learning_rate(0.5);
+                open(&model, to, other)?.save(&model, &optimizer, &json!(null))?;
+            }
+            step(&mut model, &mut optimizer, Optimizer::step)
+        }));
+        assert!(error.to_string().contains("there is no ratio to keep"), "case {index}: {error}");
+    }
+}
+
+/// A checkpoint of a group that is refused leaves the group of a mended program its ratio.
+#[test]
+fn a_group_keeps_its_ratio_beside_a_checkpoint_without_one() {
+    for (rate, change, ratio, other) in [
+        (1e-2, tenth as fn(AdamWOptions) -> AdamWOptions, 0.1, OtherOptions::TakeSaved),
+        (0.0, same, 1.0, OtherOptions::Refuse),
+    ] {
+        for set in [0.0, 0.25] {
+            let folder = tempfile::tempdir().expect("a folder");
+            common(on_ranks(2, |world| {
+                let mut model = model(world, mesh(1, 2))?;
+                let mut first = AdamW::new(&model, adamw(0.0)).group(is_matrix, tenth);
+                first.set_learning_rate(set);
+                let mut optimizer = AdamW::new(&model, adamw(rate)).group(is_matrix, change);
+                let mut checkpoints = open(&model, folder.path(), other)?;
+                checkpoints.save(&model, &first, &json!(null))?;
+                checkpoints.load_latest(&mut model, &mut optimizer)?.expect("there is one");
+                let rate_now = |optimizer: &AdamW| {
+                    let options = optimizer.head(model.plan().spec()).options;
+                    options["groups"][0]["options"]["learning_rate"].clone()
+                };
+                assert_eq!(rate_now(&optimizer), json!(set * ratio), "{rate} {set}");
+                optimizer.set_learning_rate(0.5);
+                assert_eq!(rate_now(&optimizer), json!(0.5 * ratio), "{rate} {set}");
+                Ok(())
+            }));
+        }
+    }
 }
 
 #[test]

@@ -60,7 +60,9 @@ fn nothing_is_allocated_in_steady_state() {
     assert_eq!(allocations(), first, "of f32, and of bf16");
 
     // What is given back to the driver must be had from it again.
-    streams.iter().for_each(|stream| stream.wait("all of it", PATIENCE).expect("done"));
+    for stream in &streams {
+        stream.moment().expect("a moment").wait("all of it", PATIENCE).expect("done");
+    }
     device().release_spare_memory().expect("released");
     round(&streams, 9, len);
     assert!(allocations()[0] > first[0], "{:?} after {first:?}", allocations());

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use hsdp_kernels::cuda::{DeviceBuffer, Packed, Stream};
+use hsdp_kernels::cuda::{CudaError, DeviceBuffer, Packed, Stream, Together};
 use hsdp_kernels::{Divisor, Values};
 use hsdp_sharding::DType;
 
@@ -38,7 +38,7 @@ fn memory_of_others_is_read_before_they_have_it_again() {
     let ours = stream();
     let len = 30_000;
     let memory = upload(&library, Values::F32(&vec![0.0; len]));
-    library.wait("a test", super::PATIENCE).expect("done");
+    library.moment().expect("a moment").wait("a test", super::PATIENCE).expect("done");
     let gone = Arc::new(AtomicUsize::new(0));
     for round in 0..40 {
         let values = ordinary(round, len);
@@ -56,6 +56,28 @@ fn memory_of_others_is_read_before_they_have_it_again() {
     assert_eq!(gone.load(Ordering::Relaxed), 3 * 40, "each tensor went with its buffer");
 }
 
+/// After the failure, the library that was called may still read and write the buffers.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn memory_of_a_call_that_failed_is_never_given_back() {
+    let library = Arc::new(stream());
+    let memory = upload(&library, Values::F32(&[1.0, 2.0, 3.0]));
+    let call = |outcome: Result<(), CudaError>| {
+        let ours = stream();
+        let gone = Arc::new(AtomicUsize::new(0));
+        let read = lent(&library, &memory, &gone);
+        let mut written = lent(&library, &memory, &gone);
+        let reads = vec![&read];
+        let mut parts = [Together { stream: &ours, reads, writes: vec![&mut written] }];
+        assert_eq!(Stream::enqueue_together(&mut parts, |_| outcome.clone()), outcome);
+        drop([read, written]);
+        gone.load(Ordering::Relaxed)
+    };
+    assert_eq!(call(Ok(())), 2);
+    let problem = "a failure on purpose".to_owned();
+    assert_eq!(call(Err(CudaError::Mismatch { operation: "a test", problem })), 0);
+}
+
 #[test]
 #[ignore = "needs a CUDA device"]
 fn a_stream_of_others_is_left_to_them() {
@@ -63,7 +85,7 @@ fn a_stream_of_others_is_left_to_them() {
     let memory = upload(&library, Values::F32(&[1.0, 2.0, 3.0]));
     let mut raw = None;
     library
-        .enqueue::<hsdp_kernels::cuda::CudaError>(&[], &mut [], |handle| {
+        .enqueue::<CudaError>(&[], &mut [], |handle| {
             raw = Some(handle);
             Ok(())
         })

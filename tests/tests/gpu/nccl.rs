@@ -77,7 +77,7 @@ fn shards_are_gathered_in_the_order_of_ranks() {
             let to = (&mut full, 64..64 + ranks * len);
             let transfer = Transfer { from: Some((&own, 0..len)), to };
             comm.issue(Op::AllGather, &stream, transfer).expect("issued");
-            stream.wait("a gather", PATIENCE).expect("gathered");
+            stream.moment().expect("a moment").wait("a gather", PATIENCE).expect("gathered");
             let full = download(&stream, &full);
             comm.close(PATIENCE).expect("closed");
             full
@@ -109,7 +109,7 @@ fn sums_are_scattered_and_given_to_all() {
             comm.issue(Op::ReduceScatter, &stream, transfer).expect("issued");
             let mut all = upload(&stream, cast(dtype, &contribution(rank, len)).values());
             all_reduce(&comm, &stream, &mut all).expect("issued");
-            stream.wait("both", PATIENCE).expect("reduced");
+            stream.moment().expect("a moment").wait("both", PATIENCE).expect("reduced");
             let own = rank * part..(rank + 1) * part;
             let expected = cast(dtype, &sum(ranks, own, len));
             let found = download(&stream, &scattered);
@@ -143,7 +143,7 @@ fn groups_are_split_and_reduce_apart_from_each_other() {
             for group in 0..2 {
                 if group == own {
                     all_reduce(comm, &stream, &mut value).expect("issued");
-                    stream.wait("a sum", PATIENCE).expect("reduced");
+                    stream.moment().expect("a moment").wait("a sum", PATIENCE).expect("reduced");
                 }
                 meeting.wait();
             }
@@ -174,17 +174,19 @@ fn a_rank_that_hangs_in_a_step_is_given_up_by_the_others_and_their_streams_go_on
     let outcomes = run(2, |mut comm, stream| {
         let mut value = upload(&stream, Values::F32(&[1.0; 64]));
         all_reduce(&comm, &stream, &mut value).expect("issued");
-        stream.wait("the first sum", PATIENCE).expect("both have come");
+        stream.moment().expect("a moment").wait("the first sum", PATIENCE).expect("both have come");
         if comm.rank() == 1 {
             return None;
         }
         all_reduce(&comm, &stream, &mut value).expect("issued");
-        let late = stream.wait("the sum", Duration::from_millis(300)).expect_err("nobody comes");
+        let sum = stream.moment().expect("a moment");
+        let late = sum.wait("the sum", Duration::from_millis(300)).expect_err("nobody comes");
         assert!(matches!(late, CudaError::Late { .. }), "{late}");
         comm.give_up();
         let again = all_reduce(&comm, &stream, &mut value).expect_err("it was given up");
         assert_eq!(again.to_string(), "all_reduce of rank 0 of 2: the communicator was aborted");
-        stream.wait("what was issued", PATIENCE).expect("the stream goes on");
+        let issued = stream.moment().expect("a moment");
+        issued.wait("what was issued", PATIENCE).expect("the stream goes on");
         Some(())
     });
     assert_eq!(outcomes, [Some(()), None]);

@@ -78,7 +78,8 @@ fn who_waits_longer_than_it_wants_to_is_told_what_for() {
     for _ in 0..100 {
         stream.sum(&mut sum, &[&one], 0..len, Divisor::ONE, Fold::Add, None).expect("summed");
     }
-    let late = stream.wait("a hundred sums", Duration::ZERO).expect_err("they take their time");
+    let sums = stream.moment().expect("a moment");
+    let late = sums.wait("a hundred sums", Duration::ZERO).expect_err("they take their time");
     assert_eq!(late.to_string(), "a hundred sums on CUDA device 0 was not done in 0 ms");
     assert_same(download(&stream, &sum).values(), Values::F32(&vec![100.0; len]), "sums");
 }

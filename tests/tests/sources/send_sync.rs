@@ -344,7 +344,6 @@ table!(SIMULATOR {
     hsdp_simulator::StepMemory: Send Sync Unpin,
     hsdp_simulator::StepOperation: Send Sync Unpin,
     hsdp_simulator::StepRow: Send Sync Unpin,
-    hsdp_simulator::Streams: Send Sync Unpin,
     hsdp_simulator::Time: Send Sync Unpin,
     hsdp_simulator::Timing: Send Sync Unpin,
     hsdp_simulator::Traces<'static>: Unpin,
@@ -445,7 +444,7 @@ table!(GPT {
 });
 
 /// Traits, and closures that are borrowed: what stands behind them says for itself.
-const TRAITS: [&str; 29] = [
+const TRAITS: [&str; 30] = [
     "Adds",
     "Along",
     "Carrier",
@@ -468,6 +467,7 @@ const TRAITS: [&str; 29] = [
     "Rule",
     "Own",
     "Parameters",
+    "ReadFiles",
     "Real",
     "Reduces",
     "Sink",

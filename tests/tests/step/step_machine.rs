@@ -31,9 +31,10 @@ use hsdp::{
     Accumulation, FullCopies, LossScaling, Mesh, ModelOptions, ModelSpec, Param, Precision, Uneven,
     Unit, UnitOrder,
 };
+use hsdp_comm::{ModelLabel, Tag};
 use hsdp_sharding::step::{Output, Sequences};
 use hsdp_sharding::{DType, Plan, Rank};
-use hsdp_simulator::{Microbatches, ModelPlacement, Order};
+use hsdp_simulator::{Microbatches, ModelPlacement, Order, StepOperation};
 use hsdp_tests::support::comparison::Comparison;
 use hsdp_tests::support::drawn::Drawn;
 use hsdp_tests::support::flights::{Flight, difference_of, expected, members};
@@ -246,13 +247,23 @@ fn compare_with_simulator(
 
 /// Returns the operations that the simulator lists for the second step.
 fn listed(plan: &Plan, rank: Rank, order: &Order) -> Vec<Flight> {
-    let flight = |(microbatch, it): (u64, &hsdp_simulator::StepOperation)| Flight {
-        channel: it.channel,
-        members: members(plan, rank, it.members),
-        op: it.op,
-        dtype: Some(it.dtype),
-        elements: it.elements,
-        tag: it.tag(1, usize::try_from(microbatch).expect("few")),
+    let flight = |microbatch: u64, it: &StepOperation| {
+        let microbatch = usize::try_from(microbatch).expect("few");
+        let tag = Tag::new(it.stage).model(ModelLabel::FIRST).step(1).microbatch(microbatch);
+        Flight {
+            channel: it.channel,
+            members: members(plan, rank, it.members),
+            op: it.op,
+            dtype: Some(it.dtype),
+            elements: it.elements,
+            tag: Tag { unit: it.unit, ..tag },
+        }
     };
-    order.operations().map(flight).collect()
+    let mut listed = Vec::new();
+    for block in &order.blocks {
+        for microbatch in block.microbatch..block.microbatch + block.times {
+            listed.extend(block.operations.iter().map(|it| flight(microbatch, it)));
+        }
+    }
+    listed
 }

@@ -8,7 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hsdp_checkpoint::{Error, FileSource, Files, Folder, Generation, Hash, Manifest, Sink};
+use hsdp_checkpoint::{Error, FileSource, Folder, Generation, Hash, Manifest, ReadFiles};
 use safetensors::SafeTensors;
 
 /// The most elements of a tensor that a test reads.
@@ -133,34 +133,10 @@ impl FileSource for Bytes {
     }
 }
 
-/// Implements [`Files`] for reading only.
-macro_rules! read_only {
+/// Implements [`ReadFiles`] by `source`, which finds a file by its name.
+macro_rules! read_files {
     ($name:ident) => {
-        impl Files for $name {
-            fn create_dir(&self, _: &Path) -> io::Result<()> {
-                Err(io::ErrorKind::Unsupported.into())
-            }
-
-            fn create(&self, _: &Path) -> io::Result<Box<dyn Sink>> {
-                Err(io::ErrorKind::Unsupported.into())
-            }
-
-            fn sync_dir(&self, _: &Path) -> io::Result<()> {
-                Err(io::ErrorKind::Unsupported.into())
-            }
-
-            fn rename(&self, _: &Path, _: &Path) -> io::Result<()> {
-                Err(io::ErrorKind::Unsupported.into())
-            }
-
-            fn link(&self, _: &Path, _: &Path) -> io::Result<()> {
-                Err(io::ErrorKind::Unsupported.into())
-            }
-
-            fn remove(&self, _: &Path) -> io::Result<()> {
-                Err(io::ErrorKind::Unsupported.into())
-            }
-
+        impl ReadFiles for $name {
             fn list(&self, _: &Path) -> io::Result<Vec<PathBuf>> {
                 Ok(Vec::new())
             }
@@ -173,8 +149,8 @@ macro_rules! read_only {
     };
 }
 
-read_only!(Hollow);
-read_only!(Whole);
+read_files!(Hollow);
+read_files!(Whole);
 
 impl Hollow {
     fn source(&self, name: &str) -> Option<Box<dyn FileSource>> {

@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hsdp_checkpoint::{Disk, FileSource, Files, Sink};
+use hsdp_checkpoint::{Disk, FileSource, Files, ReadFiles, Sink};
 
 /// Gets the name of an operation and its path. An error takes the place of the operation.
 type Hook = dyn Fn(&str, &Path) -> io::Result<()> + Send + Sync;
@@ -28,6 +28,16 @@ impl Hooked {
 impl fmt::Debug for Hooked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Hooked")
+    }
+}
+
+impl ReadFiles for Hooked {
+    fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
+        self.asks("list", path)?.list(path)
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn FileSource>> {
+        self.asks("open", path)?.open(path)
     }
 }
 
@@ -54,13 +64,5 @@ impl Files for Hooked {
 
     fn remove(&self, path: &Path) -> io::Result<()> {
         self.asks("remove", path)?.remove(path)
-    }
-
-    fn list(&self, path: &Path) -> io::Result<Vec<PathBuf>> {
-        self.asks("list", path)?.list(path)
-    }
-
-    fn open(&self, path: &Path) -> io::Result<Box<dyn FileSource>> {
-        self.asks("open", path)?.open(path)
     }
 }

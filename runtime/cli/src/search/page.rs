@@ -216,8 +216,7 @@ const LINE_LEFT: f64 = 110.0;
 const LINE_ROW: f64 = 34.0;
 const LINE_TOP: f64 = 8.0;
 
-/// Draws the lanes of the first color. Spans that are narrower than a tenth of a unit are left out
-/// if another of their kind is next to them.
+/// Draws the lanes of the first color, without uses that take no time.
 fn time_line(spans: &[Span], placement: ModelPlacement, step: Time) -> String {
     let mut lanes: BTreeMap<Lane, Vec<&Span>> = BTreeMap::new();
     let drawn =
@@ -275,7 +274,7 @@ fn merged(spans: &[&Span], step: Time) -> Vec<(Time, Time, What)> {
     merged
 }
 
-const KINDS: [(&str, &str); 8] = [
+const KINDS: [(&str, &str); 9] = [
     ("forward", "forward"),
     ("backward", "backward"),
     ("optimizer", "norm and update"),
@@ -284,6 +283,7 @@ const KINDS: [(&str, &str); 8] = [
     ("reduce", "reduce-scatters"),
     ("all-reduce", "all-reduces"),
     ("exchange", "exchanges"),
+    ("statistics", "statistics"),
 ];
 
 /// Returns the class and the words of a use. `None` for uses that are not drawn.
@@ -297,6 +297,7 @@ fn kind(what: What) -> Option<(&'static str, &'static str)> {
             Stage::Gather => 4,
             Stage::Reduce => 5,
             Stage::AllReduce => 6,
+            Stage::Statistics => 8,
             _ => 7,
         },
         What::Launch(_) | What::Issue(_) | What::Wait(_) => return None,

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hsdp::checkpoint::format::{Error as FolderError, Files, LinkedDisk, listed};
+use hsdp::checkpoint::format::{Error as FolderError, LinkedDisk, ReadFiles, listed};
 use hsdp::checkpoint::{Folder, Import, Imported};
 use hsdp::{DType, Error, ModelOptions, ModelSpec, Param, ShardedModel, World};
 

@@ -235,27 +235,25 @@ impl Batch {
     }
 }
 
-/// Returns the bytes that the update of a parameter reads and writes, by element: the gradient, the
-/// f32 master, the `state` of its optimizer, and the copy of the master in the dtype in which peers
-/// gather it.
+/// Returns the bytes that the update of a parameter reads and writes, by element: the f32 gradient,
+/// the f32 master, the `state` of its optimizer, and the copy of the master in the dtype in which
+/// peers gather it.
 ///
-/// Updates of whole matrices, as by Muon, are refused before.
+/// # Panics
+/// If the whole parameter is updated at once, as by Muon: `check_update` refuses such plans.
 #[must_use]
-pub(crate) fn update_bytes(state: State, gradient: DType, copy: DType) -> f64 {
-    let [gradient, copy, word] =
-        [gradient, copy, DType::F32].map(|dtype| dtype.size_bytes() as f64);
+pub(crate) fn update_bytes(state: State, copy: DType) -> f64 {
+    let [copy, word] = [copy, DType::F32].map(|dtype| dtype.size_bytes() as f64);
     let kept = match state {
         State::Elements(count) => 2.0 * word * count as f64,
         // Two bytes an element, and two words a block.
         State::EightBit { block } => 2.0 * (2.0 + 2.0 * word / block as f64),
         // The gradient is read once more, for the sums of rows and columns.
-        State::Factored => gradient,
-        State::Muon => 2.0 * word,
-        // Its owner computes with it, wherever that is.
-        State::Owned(_) => 0.0,
+        State::Factored => word,
+        State::Muon | State::Owned(_) => unreachable!("updates of whole parameters are refused"),
     };
     let copied = if copy < word { copy } else { 0.0 };
-    gradient + 2.0 * word + kept + copied
+    3.0 * word + kept + copied
 }
 
 /// The speed of a rank's card, or of its part of a host's cores and memory.

@@ -314,11 +314,11 @@ fn the_most_is_kept_when_the_loss_is_computed_or_a_unit_again() {
 
 #[test]
 fn an_update_reads_and_writes_gradient_master_state_and_copy() {
-    let bytes = |state| update_bytes(state, DType::F16, DType::F16);
-    assert_eq!(bytes(State::Elements(2)), 2.0 + 8.0 + 16.0 + 2.0);
-    assert_eq!(bytes(State::Elements(0)), 12.0);
-    assert_eq!(bytes(State::EightBit { block: 16 }), 12.0 + 4.0 + 1.0);
-    let copied_is_master = update_bytes(State::Elements(2), DType::F32, DType::F32);
+    let bytes = |state| update_bytes(state, DType::F16);
+    assert_eq!(bytes(State::Elements(2)), 4.0 + 8.0 + 16.0 + 2.0);
+    assert_eq!(bytes(State::Elements(0)), 14.0);
+    assert_eq!(bytes(State::EightBit { block: 16 }), 14.0 + 4.0 + 1.0);
+    let copied_is_master = update_bytes(State::Elements(2), DType::F32);
     assert_eq!(copied_is_master, 4.0 + 8.0 + 16.0);
 }
 

@@ -5,7 +5,6 @@ mod tests;
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::ops::RangeInclusive;
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
@@ -75,7 +74,7 @@ pub(super) struct NumberMut<'a> {
 /// Checks that `value` is physically possible. The problem is the rest of a sentence about the
 /// value.
 pub(super) fn check(value: f64, unit: &MeasureUnit) -> Result<(), String> {
-    if !unit.range().contains(&value) {
+    if !(unit.least..=unit.most).contains(&value) {
         let least = text(unit.least, unit);
         let most = text(unit.most, unit);
         return Err(format!("is not between {least} and {most}"));
@@ -171,12 +170,6 @@ impl MeasureUnit {
     /// Returns a unit as texts have it, with the prefix in which it is common.
     const fn example(&self) -> &str {
         if self.least == 0.0 { "u" } else { "G" }
-    }
-
-    /// Returns its possible values.
-    #[must_use]
-    pub const fn range(&self) -> RangeInclusive<f64> {
-        self.least..=self.most
     }
 }
 

@@ -271,7 +271,7 @@ impl UpdateSizes {
             Offload::All => Some(sum(&|copy, _| word + copy.size_bytes() as f64)),
             _ => Some(sum(&|_, _| 3.0 * word)),
         };
-        Self { passed: sum(&|copy, param| update_bytes(param.state, DType::F32, copy)), moved }
+        Self { passed: sum(&|copy, param| update_bytes(param.state, copy)), moved }
     }
 
     /// Returns the cost of the update. On a host that updates for its cards, each card has an equal

@@ -54,11 +54,14 @@ struct ColorStream {
     queue: VecDeque<IssuedOperation>,
 }
 
-/// Returns the stream of a channel. On a device all channels but those of exchanges and statistics
-/// have one.
+/// Streams of collectives of a color.
+pub(crate) const STREAMS: usize = 5;
+
+/// Returns the stream of a channel. On a device, gathers, reductions and all-reduces share one.
 pub(crate) const fn stream(channel: Channel, placement: ModelPlacement) -> usize {
     match (channel, placement) {
-        (Channel::Control | Channel::Statistics, _) => 0,
+        (Channel::Control, _) => 0,
+        (Channel::Statistics, _) => 4,
         (Channel::Gather, _) | (_, ModelPlacement::Device) => 1,
         (Channel::Reduce, ModelPlacement::Host) => 2,
         (_, ModelPlacement::Host) => 3,
@@ -68,19 +71,16 @@ pub(crate) const fn stream(channel: Channel, placement: ModelPlacement) -> usize
 /// The streams of all colors.
 #[derive(Clone, Debug)]
 pub(super) struct ColorStreams {
-    of: Vec<[ColorStream; ColorStreams::COUNT]>,
+    of: Vec<[ColorStream; STREAMS]>,
 }
 
 impl ColorStreams {
-    /// Streams of a color, as many as there are channels.
-    const COUNT: usize = 4;
-
     pub(super) fn new(colors: usize) -> Self {
         Self { of: vec![Default::default(); colors] }
     }
 
     /// When a stream is free.
-    pub(super) fn free(&self, color: usize) -> [Time; Self::COUNT] {
+    pub(super) fn free(&self, color: usize) -> [Time; STREAMS] {
         std::array::from_fn(|stream| self.of[color][stream].free)
     }
 

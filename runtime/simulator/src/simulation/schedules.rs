@@ -3,9 +3,9 @@
 use std::num::NonZeroU32;
 
 use hsdp_flight::Channel;
+use hsdp_sharding::step::Sequences;
 use hsdp_sharding::{Axis, Mesh, Rank};
 
-use super::Streams;
 use crate::host::{
     Action, IssuedHandles, Members, ModelPlacement, Order, StepBlock, StepOperation,
 };
@@ -25,12 +25,12 @@ impl Order {
     pub fn schedules(
         &self,
         kernels: Option<NonZeroU32>,
-        streams: Streams,
+        sequences: Sequences,
     ) -> Result<Schedules, Error> {
         let mut schedules = Schedules::new(self.mesh.world_size(), kernels)?;
         let groups = MeshCommunicators::of(self.mesh, &mut schedules)?;
         for rank in self.mesh.ranks() {
-            let mut host = HostList { schedules: &mut schedules, groups: &groups, rank, streams };
+            let mut host = HostList { schedules: &mut schedules, groups: &groups, rank, sequences };
             let mut issued = IssuedHandles::default();
             for block in &self.blocks {
                 for _ in 0..block.times {
@@ -50,8 +50,8 @@ struct MeshCommunicators {
     /// Communicators by index along the other axis, for gathers and for reductions.
     shard: Vec<[CommunicatorId; 2]>,
     replicate: Vec<CommunicatorId>,
-    /// For gathers into one copy, and for exchanges.
-    world: [CommunicatorId; 2],
+    /// Communicators of all ranks: for gathers into one copy, for exchanges, and for statistics.
+    world: [CommunicatorId; 3],
 }
 
 impl MeshCommunicators {
@@ -73,7 +73,8 @@ impl MeshCommunicators {
         let ranks: Vec<Rank> = mesh.ranks().collect();
         let mut world =
             |channel: Channel| schedules.communicator(&format!("{channel} world"), &ranks);
-        let world = [world(Channel::Gather)?, world(Channel::Control)?];
+        let world =
+            [world(Channel::Gather)?, world(Channel::Control)?, world(Channel::Statistics)?];
         Ok(Self { mesh, shard, replicate, world })
     }
 
@@ -84,6 +85,7 @@ impl MeshCommunicators {
             (Members::Shard, _) => self.shard[at.replicate_index][1],
             (Members::Replicate, _) => self.replicate[at.shard_index],
             (Members::World, Channel::Gather) => self.world[0],
+            (Members::World, Channel::Statistics) => self.world[2],
             (Members::World, _) => self.world[1],
         }
     }
@@ -94,7 +96,7 @@ struct HostList<'a> {
     schedules: &'a mut Schedules,
     groups: &'a MeshCommunicators,
     rank: Rank,
-    streams: Streams,
+    sequences: Sequences,
 }
 
 impl HostList<'_> {
@@ -122,10 +124,10 @@ impl HostList<'_> {
 
     fn issue(&mut self, operation: &StepOperation) -> Result<usize, Error> {
         let StepOperation { channel, op, dtype, elements, .. } = *operation;
-        let stream = match (channel, self.streams) {
-            (Channel::Control | Channel::Statistics, _) => 0,
-            (_, Streams::One) => 1,
-            (channel, Streams::OfEachChannel) => 1 + channel as u64,
+        let stream = match (channel, self.sequences) {
+            (Channel::Control, _) => 0,
+            (Channel::Gather | Channel::Reduce | Channel::AllReduce, Sequences::One) => 1,
+            (channel, _) => 1 + channel as u64,
         };
         let issue = Issue {
             communicator: self.groups.find(self.rank, operation),

@@ -13,7 +13,7 @@ use crate::Time;
 use crate::host::{
     Action, IssuedHandles, Members, ModelPlacement, Reference, StepBlock, StepOperation, Work,
 };
-use crate::simulation::{Lane, stream};
+use crate::simulation::{Lane, STREAMS, stream};
 
 /// The channels whose groups are axes of the mesh.
 const CHANNELS: [(Channel, Axis, Members); 3] = [
@@ -134,8 +134,8 @@ impl Traces<'_> {
 struct After([u64; After::LANES]);
 
 impl After {
-    /// A thread, a device, and as many streams as there are channels.
-    const LANES: usize = 6;
+    /// A thread, a device, and the streams.
+    const LANES: usize = 2 + STREAMS;
 
     /// Returns the place of a lane.
     const fn place(lane: Lane) -> usize {
@@ -318,9 +318,9 @@ struct PreparedWork {
     device: Option<Template>,
 }
 
-/// Returns the stream of an operation. On a device, exchanges are in the stream of all others:
-/// ASTRA-sim has one communication of a rank at a time, so without this order two ranks could begin
-/// different ones, and wait for each other.
+/// Returns the stream of an operation. On a device, exchanges and statistics are in the stream of
+/// all others: ASTRA-sim has one communication of a rank at a time, so without this order two ranks
+/// could begin different ones, and wait for each other.
 fn lane(channel: Channel, placement: ModelPlacement) -> Lane {
     let channel = if placement == ModelPlacement::Device { Channel::Gather } else { channel };
     Lane::Collectives(stream(channel, placement))

@@ -7,7 +7,7 @@ use hsdp_sharding::{ParamId, WholeMatrix};
 
 use super::options::{EXCHANGES, MuonOptions};
 use crate::error::Error;
-use crate::optimizer::exchange::{MatrixExchange, OnOwner};
+use crate::optimizer::exchange::MatrixExchange;
 use crate::optimizer::interface::{DeviceRun, Updating, reborrow};
 use crate::optimizer::owner_workspace::OwnerWorkspace;
 use crate::optimizer::rule::RuleExchange;
@@ -34,18 +34,13 @@ pub(super) fn exchange(
     let fill = |values: &mut [f32]| {
         directions.read_back_into(&device.stream, 0, values, device.patience).map_err(failed)
     };
-    let values = exchange.run(
-        updating.site(),
-        fill,
-        |_| 0,
-        |OnOwner { matrix, copies, .. }| {
-            if !updating.updates(matrix.param) {
-                return Ok(());
-            }
-            let by = options(matrix.param).newton_schulz;
-            products.orthogonalize(device, &by, copies, matrix).map_err(failed)
-        },
-    )?;
+    let values = exchange.run(updating.site(), fill, |matrix, copies| {
+        if !updating.updates(matrix.param) {
+            return Ok(());
+        }
+        let by = options(matrix.param).newton_schulz;
+        products.orthogonalize(device, &by, copies, matrix).map_err(failed)
+    })?;
     directions.write(&device.stream, Values::F32(&values)).map_err(failed)
 }
 

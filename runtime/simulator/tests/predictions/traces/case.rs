@@ -17,6 +17,8 @@ pub(crate) struct Case {
     pub(crate) accumulation: Accumulation,
     pub(crate) microbatches: Microbatches,
     pub(crate) prefetch: usize,
+    /// Number of units with a batch norm, from the first on.
+    pub(crate) batch_norms: usize,
     pub(crate) costs: Given,
 }
 
@@ -27,6 +29,7 @@ pub(crate) const CASE: Case = Case {
     accumulation: Accumulation::ReduceScatter,
     microbatches: Microbatches::Given(3),
     prefetch: 1,
+    batch_norms: 0,
     costs: Given {
         unit: 1_000_000,
         gather: 5,
@@ -68,13 +71,14 @@ impl Prepared {
 
 impl Case {
     pub(crate) fn prepare(self) -> Prepared {
-        let unit = |name: &str| {
-            Unit::new(name)
+        let unit = |(index, name): (usize, &str)| {
+            let unit = Unit::new(name)
                 .param(Param::new(format!("{name}.w"), [10]))
-                .param(Param::new(format!("{name}.b"), [2]))
+                .param(Param::new(format!("{name}.b"), [2]));
+            if index < self.batch_norms { unit.batch_norm(&format!("{name}.bn"), 3) } else { unit }
         };
-        let names = ["embed", "layers.0", "layers.\"1\""];
-        let spec = names.into_iter().fold(ModelSpec::new(), |spec, name| spec.unit(unit(name)));
+        let names = ["embed", "layers.0", "layers.\"1\""].into_iter().enumerate();
+        let spec = names.map(unit).fold(ModelSpec::new(), ModelSpec::unit);
         let mesh = Mesh::new(self.mesh[0], self.mesh[1]).expect("a mesh");
         let accumulation = self.accumulation;
         let prefetch = self.prefetch;

@@ -1,11 +1,12 @@
 //! Timelines.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use hsdp_simulator::{ModelPlacement, Share, Timing, trace};
+use hsdp_sharding::step::Sequences;
+use hsdp_simulator::{Lane, ModelPlacement, Share, Timing, What, trace};
 use serde_json::Value;
 
-use super::case::{CASE, Case, Given};
+use super::case::{CASE, Case, Given, Prepared};
 
 fn timeline(case: Case) -> (Timing, Value) {
     let prepared = case.prepare();
@@ -72,7 +73,7 @@ fn processes_are_colors_and_threads_are_lanes() {
         expected.map(|(at, name)| (at, name.to_owned())).into()
     );
     let of_threads = |placement| {
-        let (_, json) = timeline(Case { placement, ..CASE });
+        let (_, json) = timeline(Case { placement, batch_norms: 1, ..CASE });
         let names = named(&json, "thread_name");
         assert_eq!(names.keys().collect::<Vec<_>>(), threads(&json).keys().collect::<Vec<_>>());
         names
@@ -81,10 +82,39 @@ fn processes_are_colors_and_threads_are_lanes() {
             .map(|(_, name)| name)
             .collect::<Vec<_>>()
     };
-    let device = ["host", "computation", "exchanges", "collectives"];
+    let device = ["host", "computation", "exchanges", "collectives", "statistics"];
     assert_eq!(of_threads(ModelPlacement::Device), device);
-    let host = ["host", "exchanges", "gathers", "reductions", "all-reduces"];
+    let host = ["host", "exchanges", "gathers", "reductions", "all-reduces", "statistics"];
     assert_eq!(of_threads(ModelPlacement::Host), host);
+}
+
+/// A timeline and the schedules of its order put the same channels into one stream.
+#[test]
+fn lanes_are_the_streams_of_schedules() {
+    for (placement, sequences, streams) in [
+        (ModelPlacement::Host, Sequences::OfEachChannel, 5),
+        (ModelPlacement::Device, Sequences::One, 3),
+    ] {
+        let Prepared { order, costs, .. } = Case { placement, batch_norms: 2, ..CASE }.prepare();
+        let mut of_lanes = BTreeMap::<Lane, BTreeSet<String>>::new();
+        for span in trace(&order, &costs).expect("it ends").1 {
+            if let What::Operation(operation) = span.what {
+                of_lanes.entry(span.lane).or_default().insert(operation.channel.to_string());
+            }
+        }
+        let mut of_streams = BTreeMap::<u64, BTreeSet<String>>::new();
+        let schedules = order.schedules(None, sequences).expect("few actions");
+        let schedules = serde_json::to_value(&schedules).expect("JSON");
+        for action in schedules["schedules"][0].as_array().expect("a list") {
+            let Some(communicator) = action["comm"].as_str() else { continue };
+            let channel = communicator.split(' ').next().expect("a word");
+            let stream = action["stream"].as_u64().expect("a number");
+            of_streams.entry(stream).or_default().insert(channel.to_owned());
+        }
+        let of_lanes: BTreeSet<_> = of_lanes.into_values().collect();
+        assert_eq!(of_lanes, of_streams.into_values().collect(), "{placement:?}");
+        assert_eq!(of_lanes.len(), streams, "{placement:?}");
+    }
 }
 
 #[test]
