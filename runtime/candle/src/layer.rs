@@ -3,7 +3,7 @@
 //! candle's backward adds each gradient that an op returns to a tensor of zeros, and makes a new
 //! tensor of the sum, in the dtype of the forward. A layer that [`record`] puts into the graph does
 //! without that: a scalar represents its output there, and the gradient of the output lies beside
-//! the graph, in a [`GradientCell`].
+//! the graph, in a cell.
 //!
 //! ```text
 //!   candle's graph            x ---> gate --> layer --> layer -------> gate ...
@@ -11,7 +11,7 @@
 //!   tensors of the program                    view       view
 //! ```
 //!
-//! * A layer is a [`LayerOp`] on the scalars of its inputs. Its backward takes the gradient of the
+//! * A layer is an op on the scalars of its inputs. Its backward takes the gradient of the
 //!   output from the cell, and adds the gradients of the inputs to their cells.
 //! * The program has a view of the scalar, a tensor with the elements. If an op of candle reads the
 //!   view, its backward adds candle's gradient to the cell.
@@ -71,6 +71,39 @@ pub struct LayerArgument {
 ///
 /// # Errors
 /// If an input is on another device or of another dtype.
+///
+/// # Examples
+/// ```
+/// use candle_core::{CpuStorage, Device, Result, Tensor, Var};
+/// use hsdp_candle::Gradient;
+/// use hsdp_candle::layer::{Layer, LayerArgument, record};
+///
+/// /// Squares of an input in f32.
+/// struct Square;
+///
+/// impl Layer for Square {
+///     fn name(&self) -> &'static str {
+///         "square"
+///     }
+///
+///     fn backward(&self, x: &[LayerArgument], g: &Gradient) -> Result<Vec<Option<Gradient>>> {
+///         let x = x[0].tensor.flatten_all()?.to_vec1::<f32>()?;
+///         let of_x: Vec<f32> = x.iter().zip(g.elements()).map(|(x, g)| 2.0 * x * g).collect();
+///         Ok(vec![Some(of_x.into())])
+///     }
+/// }
+///
+/// fn square(x: &Tensor) -> Result<Tensor> {
+///     let x = x.contiguous()?;
+///     let squares = x.flatten_all()?.to_vec1::<f32>()?.iter().map(|x| x * x).collect();
+///     record(Square, &[&x], CpuStorage::F32(squares), x.shape().clone())
+/// }
+///
+/// let x = Var::new(&[3_f32, -1.0], &Device::Cpu)?;
+/// let gradients = square(&square(&x)?)?.sum_all()?.backward()?;
+/// assert_eq!(gradients.get(&x).expect("x is a variable").to_vec1::<f32>()?, [108.0, -4.0]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
 pub fn record(
     layer: impl Layer,
     inputs: &[&Tensor],

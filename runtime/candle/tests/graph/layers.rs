@@ -73,8 +73,10 @@ fn gradients(graph: impl Fn([&Tensor; 3]) -> Result<Tensor>) -> Vec<Vec<f32>> {
     first
 }
 
-/// Each graph takes the layer, or its counterpart of candle's ops.
-const GRAPHS: [(&str, fn(Sum, [&Tensor; 3]) -> Result<Tensor>); 8] = [
+/// A graph over three variables, of layers or of candle's ops.
+type Graph = fn(Sum, [&Tensor; 3]) -> Result<Tensor>;
+
+const GRAPHS: [(&str, Graph); 8] = [
     ("one layer", |sum, [a, b, c]| sum(&[a, b, c])),
     ("five inputs", |sum, [a, b, c]| sum(&[a, b, c, a, b])),
     ("layers in a row", |sum, [a, b, c]| sum(&[&sum(&[a, b])?, c])),
@@ -141,13 +143,13 @@ fn gradients_of_layers_are_summed_in_f32() {
 #[test]
 fn threads_share_a_variable() {
     let x = variable(1.0);
-    let run = |factor: f64| {
+    let run = |factor: f32| {
         for _ in 0..200 {
             let y = weighted_sum(&[&x]).and_then(|y| weighted_sum(&[&y, &y]));
-            let loss = y.and_then(|y| (y * factor)?.sum_all()).expect("a forward");
+            let loss = y.and_then(|y| (y * f64::from(factor))?.sum_all()).expect("a forward");
             let gradients = loss.backward().expect("a backward");
             let gradient = gradients.get(&x).expect("a gradient").flatten_all();
-            let want = vec![3.0 * factor as f32; 6];
+            let want = vec![3.0 * factor; 6];
             assert_eq!(gradient.and_then(|it| it.to_vec1::<f32>()).expect("f32"), want);
         }
     };
