@@ -49,7 +49,7 @@ build() {
     done
     "$root/benches/gpu/candle.sh" "$made"
     find "$made" -maxdepth 1 -type f -exec xz -9 {} +
-    cp "$root/benches/peers/"{gpu_kernels,gpt}.py "$made"
+    cp "$root/benches/peers/"{gpu_kernels,gpt,gpt_model}.py "$made"
     python3 "$root/benches/gpu/nccl_one_gpu.py" "$made"
     local bytes tree
     bytes=$(du -sb "$made" | cut -f1)

@@ -1,62 +1,27 @@
-"""A whole training step of the example's GPT by PyTorch FSDP2 (HSDP), over gloo on the CPU or over NCCL on a GPU: the peer of `train_gpt`.
+"""A whole training step of the example's GPT by PyTorch FSDP2 (HSDP): the peer of `train_gpt`, over
+gloo on the CPU or over NCCL on a GPU.
 
-    OMP_NUM_THREADS=1 V/bin/torchrun --nproc_per_node 4 gpt.py --mesh 2x2 --microbatches 2 --steps 30
+    OMP_NUM_THREADS=1 V/bin/torchrun --nproc_per_node 4 gpt.py --mesh 2x2 --steps 30
     torchrun --nproc_per_node 1 gpt.py --device cuda --mesh 1x1 --sdpa
 
-The sizes and the arithmetic are those of `train_gpt` (f32, pre-norm blocks, GELU in its tanh form, no tied weights): forward, backward, a
-reduce-scatter of each microbatch, the deferred all-reduce, clipping by the global norm, fused AdamW. Prints the median of tokens a second of all
-ranks, without the first three steps, and the sum of the ranks' peak memory in KiB: resident, or allocated on the GPU.
+A step is forward and backward in f32, a reduce-scatter of each microbatch, the deferred all-reduce,
+clipping by the global norm, and fused AdamW. Prints the median of tokens a second of all ranks,
+without the first three steps, and the sum of the ranks' peak memory in KiB: resident, or allocated
+on the GPU.
 """
 import argparse, os, resource, statistics, time, warnings
-import torch, torch.distributed as dist, torch.nn as nn, torch.nn.functional as F
+import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from gpt_model import Gpt, add_options
 
 warnings.filterwarnings("ignore")
 torch.set_num_threads(1)
 p = argparse.ArgumentParser()
-for name, default in dict(microbatches=2, batch=4, layers=3, width=96, heads=4, context=64, vocab=96, steps=30).items():
-    p.add_argument(f"--{name}", type=int, default=default)
+add_options(p, batch=4)
 p.add_argument("--mesh", default="2x2")
-p.add_argument("--sdpa", action="store_true", help="PyTorch's fused attention")
 p.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
 a = p.parse_args()
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        w = a.width
-        self.ln_1, self.ln_2 = nn.LayerNorm(w), nn.LayerNorm(w)
-        self.qkv, self.proj = nn.Linear(w, 3 * w), nn.Linear(w, w)
-        self.fc, self.out = nn.Linear(w, 4 * w), nn.Linear(4 * w, w)
-
-    def forward(self, x):
-        b, t, w = x.shape
-        q, k, v = self.qkv(self.ln_1(x)).view(b, t, 3, a.heads, w // a.heads).permute(2, 0, 3, 1, 4)
-        if a.sdpa:
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        else:
-            s = q @ k.transpose(-1, -2) / (w // a.heads) ** 0.5
-            mask = torch.ones(t, t, dtype=torch.bool, device=x.device).tril()
-            y = s.masked_fill(~mask, float("-inf")).softmax(-1) @ v
-        x = x + self.proj(y.transpose(1, 2).reshape(b, t, w))
-        return x + self.out(F.gelu(self.fc(self.ln_2(x)), approximate="tanh"))
-
-
-class Gpt(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.wte, self.wpe = nn.Embedding(a.vocab, a.width), nn.Embedding(a.context, a.width)
-        self.h = nn.ModuleList(Block() for _ in range(a.layers))
-        self.ln_f, self.head = nn.LayerNorm(a.width), nn.Linear(a.width, a.vocab, bias=False)
-
-    def forward(self, ids, targets):
-        x = self.wte(ids) + self.wpe.weight[: ids.shape[1]]
-        for block in self.h:
-            x = block(x)
-        return F.cross_entropy(self.head(self.ln_f(x)).flatten(0, 1), targets.flatten())
-
 
 on_gpu = a.device == "cuda"
 if on_gpu:
@@ -65,7 +30,7 @@ dist.init_process_group("nccl" if on_gpu else "gloo")
 R, S = map(int, a.mesh.split("x"))
 mesh = init_device_mesh(a.device, (R, S), mesh_dim_names=("replicate", "shard"))
 torch.manual_seed(1)
-model = Gpt().to(a.device)
+model = Gpt(a).to(a.device)
 for block in model.h:
     fully_shard(block, mesh=mesh)
 fully_shard(model, mesh=mesh)
@@ -87,7 +52,10 @@ for step in range(a.steps + 3):
         torch.cuda.synchronize()
     ended = time.perf_counter()
     times.append(ended - began)
-kib = torch.cuda.max_memory_allocated() // 1024 if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+if on_gpu:
+    kib = torch.cuda.max_memory_allocated() // 1024
+else:
+    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 peak = torch.tensor(kib, device=a.device)
 dist.all_reduce(peak)
 if dist.get_rank() == 0:
