@@ -56,18 +56,6 @@ pub struct FreshPart<'a, T> {
 }
 
 impl<'a, T: Copy + Zeroable> FreshPart<'a, T> {
-    /// Returns the number of elements that were not taken.
-    #[must_use]
-    pub const fn len(&self) -> usize {
-        self.rest.len()
-    }
-
-    /// Returns whether all elements were taken.
-    #[must_use]
-    pub const fn is_empty(&self) -> bool {
-        self.rest.is_empty()
-    }
-
     /// Takes the next `len` elements, which are zeros.
     ///
     /// # Panics
@@ -93,8 +81,8 @@ mod tests {
             std::thread::scope(|scope| {
                 for (index, mut part) in fresh.parts(step).enumerate() {
                     scope.spawn(move || {
-                        while !part.is_empty() {
-                            let len = part.len().min(piece);
+                        while !part.rest.is_empty() {
+                            let len = part.rest.len().min(piece);
                             part.take(len)[0] = index as f32 + 1.0;
                         }
                     });

@@ -45,25 +45,65 @@ impl GradientValues for Gradient {
 /// Sum of the gradients of a tensor that have arrived in a backward. A backward runs on one thread,
 /// and each thread has its own sum: graphs of two threads may share a tensor.
 #[derive(Debug, Default)]
-pub(crate) struct GradientCell(Mutex<Vec<(ThreadId, GradientSum)>>);
+pub(crate) struct GradientCell(Mutex<Vec<CellSum>>);
+
+/// Sum of one thread.
+#[derive(Debug)]
+struct CellSum {
+    thread: ThreadId,
+    sum: GradientSum,
+    /// Number of gradients in the sum.
+    count: usize,
+}
 
 impl GradientCell {
-    /// Adds a gradient.
+    /// Adds a gradient. The op that calls this returns [`one`](Self::one) as the gradient of the
+    /// scalar that represents the tensor.
     pub(crate) fn add(&self, gradient: GradientSum) -> Result<()> {
-        let sum = match self.take() {
-            Some(sum) => sum.plus(gradient)?,
-            None => gradient,
+        let (sum, count) = match self.take_here() {
+            Some(CellSum { sum, count, .. }) => (sum.plus(gradient)?, count + 1),
+            None => (gradient, 1),
         };
-        self.0.lock().push((thread::current().id(), sum));
+        self.0.lock().push(CellSum { thread: thread::current().id(), sum, count });
         Ok(())
     }
 
-    /// Takes the sum. `None` if no gradient has arrived.
-    pub(crate) fn take(&self) -> Option<GradientSum> {
+    /// Returns the gradient of the scalar `parent` for an op that has added a gradient to the cell:
+    /// candle counts the gradients.
+    pub(crate) fn one(parent: &Tensor) -> Result<Option<Tensor>> {
+        parent.track_op().then(|| Tensor::ones((), parent.dtype(), parent.device())).transpose()
+    }
+
+    /// Takes the sum. `None` if no gradient has arrived. `count` is the gradient of the scalar that
+    /// represents the tensor, so the number of gradients that this backward has added.
+    ///
+    /// # Errors
+    /// If the sum has gradients of another backward: of one that failed on this graph, or of one
+    /// that this thread has begun in the midst of another.
+    pub(crate) fn take(&self, count: &Tensor) -> Result<Option<GradientSum>> {
+        let sum = self.take_here();
+        let arrived = sum.as_ref().map_or(0, |it| it.count);
+        let added = count.to_scalar::<f32>()?;
+        if added != arrived as f32 {
+            bail!(
+                "a backward has added {added} gradients to a tensor that has {arrived}: the others \
+                 are of a backward that failed, or that runs on this thread at the same time. Make \
+                 the graph again"
+            )
+        }
+        Ok(sum.map(|it| it.sum))
+    }
+
+    /// Takes the sum of a variable, which no op reads in candle's graph.
+    pub(crate) fn take_all(&self) -> Option<GradientSum> {
+        self.take_here().map(|it| it.sum)
+    }
+
+    fn take_here(&self) -> Option<CellSum> {
         let mut sums = self.0.lock();
         let this = thread::current().id();
-        let place = sums.iter().position(|(thread, _)| *thread == this)?;
-        Some(sums.swap_remove(place).1)
+        let place = sums.iter().position(|it| it.thread == this)?;
+        Some(sums.swap_remove(place))
     }
 }
 
@@ -77,12 +117,13 @@ pub(crate) enum GradientSum {
 }
 
 impl GradientSum {
-    /// Adds a gradient. Those of layers are added in f32, in place if this sum has the only
+    /// Adds a gradient. Gradients of layers are added in f32, in place if this sum has the only
     /// reference to its elements. Two of candle's are added as candle adds them, in their dtype.
     pub(crate) fn plus(self, other: Self) -> Result<Self> {
         let (host, other) = match (self, other) {
             (Self::Host(host), other) | (other, Self::Host(host)) => (host, other),
             (Self::Tensor(sum), Self::Tensor(other)) => {
+                let other = other.reshape(sum.shape())?;
                 return Ok(Self::Tensor((sum + other)?.detach()));
             }
         };
@@ -297,27 +338,62 @@ mod tests {
         assert!(TensorGradient::new(&integers).is_err());
     }
 
+    fn count(count: f32) -> Tensor {
+        Tensor::new(count, &Device::Cpu).expect("a scalar")
+    }
+
     #[test]
     fn threads_that_share_a_tensor_have_sums_of_their_own() {
         let cell = GradientCell::default();
         let gradient = |value: f32| GradientSum::Host(vec![value].into());
-        let taken = |cell: &GradientCell| {
-            let sum = cell.take().map(GradientSum::into_gradient);
-            sum.map(|it| it.expect("on the host").elements().to_vec())
+        let taken = |expected: f32| {
+            let sum = cell.take(&count(expected)).expect("the gradients of this backward");
+            sum.map(|it| it.into_gradient().expect("on the host").elements().to_vec())
         };
         cell.add(gradient(1.0)).expect("the first");
         thread::scope(|scope| {
             scope.spawn(|| {
-                assert_eq!(taken(&cell), None);
+                assert_eq!(taken(0.0), None);
                 cell.add(gradient(10.0)).expect("the first here");
             });
         });
         cell.add(gradient(2.0)).expect("one of as many elements");
-        assert_eq!(taken(&cell), Some(vec![3.0]));
-        assert_eq!(taken(&cell), None);
+        assert_eq!(taken(2.0), Some(vec![3.0]));
+        assert_eq!(taken(0.0), None);
         assert!(cell.add(gradient(1.0)).is_ok());
         let error = cell.add(GradientSum::Host(vec![1.0, 2.0].into())).expect_err("two elements");
         let error = error.to_string();
         assert!(error.starts_with("a gradient of 2 elements was added to one of 1"), "{error}");
+    }
+
+    #[test]
+    fn gradients_of_another_backward_are_refused() {
+        let cell = GradientCell::default();
+        for _ in 0..2 {
+            cell.add(GradientSum::Host(vec![1.0].into())).expect("one of as many elements");
+        }
+        let error = cell.take(&count(1.0)).expect_err("one of two").to_string();
+        let expected = "a backward has added 1 gradients to a tensor that has 2: the others are of";
+        assert!(error.starts_with(expected), "{error}");
+        assert!(cell.take(&count(0.0)).expect("an empty cell").is_none());
+    }
+
+    #[test]
+    fn gradients_of_two_shapes_are_added_by_their_elements() {
+        let of = |shape: (usize, usize)| {
+            let tensor = Tensor::arange(0_f32, 6.0, &Device::Cpu).and_then(|it| it.reshape(shape));
+            GradientSum::Tensor(tensor.expect("6 elements"))
+        };
+        let host = || GradientSum::Host(vec![1.0; 6].into());
+        let doubled = [0.0, 2.0, 4.0, 6.0, 8.0, 10.0];
+        let more = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+        for (a, b, want) in [
+            (of((2, 3)), of((3, 2)), doubled),
+            (of((2, 3)), host(), more),
+            (host(), of((6, 1)), more),
+        ] {
+            let sum = a.plus(b).and_then(GradientSum::into_gradient).expect("as many elements");
+            assert_eq!(sum.elements(), want);
+        }
     }
 }

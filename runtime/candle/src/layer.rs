@@ -19,7 +19,9 @@
 //!   backward gives the sum of the cell to candle.
 //!
 //! The scalars have the edges of the graph, so candle comes to a scalar after all its readers, and
-//! a cell is complete when the backward takes it. Sums are in the order of candle's walk.
+//! a cell is complete when the backward takes it. Sums are in the order of candle's walk. The
+//! gradient that candle computes for a scalar is the number of gradients in the cell; a sum with
+//! gradients of another backward is refused.
 //!
 //! A layer finds the scalar of an input by the address of the storage: a reshape of an output
 //! shares it, and has the same elements in the same order.
@@ -44,11 +46,11 @@ pub trait Layer: Send + Sync + 'static {
     /// Returns the name of the layer, for errors.
     fn name(&self) -> &'static str;
 
-    /// Computes the gradients of the inputs from the gradient of the output. The gradient of an
-    /// input that is not tracked is not needed.
+    /// Computes the gradients of the inputs from the gradient of the output, one entry for each
+    /// input. A tracked input needs a gradient, of as many elements as it has.
     ///
     /// # Errors
-    /// If the inputs have no gradient.
+    /// The errors of the layer's arithmetic. The backward fails with them.
     fn backward(
         &self,
         inputs: &[LayerArgument],
@@ -70,7 +72,8 @@ pub struct LayerArgument {
 /// collective.
 ///
 /// # Errors
-/// If an input is on another device or of another dtype.
+/// If an input is on another device, of another dtype or not contiguous, or the output is of
+/// another dtype or has another number of elements than its shape.
 ///
 /// # Examples
 /// ```
@@ -110,10 +113,9 @@ pub fn record(
     elements: CpuStorage,
     shape: Shape,
 ) -> Result<Tensor> {
-    let nodes = inputs
-        .iter()
-        .map(|input| input.track_op().then(|| Node::of(layer.name(), input)).transpose())
-        .collect::<Result<Vec<_>>>()?;
+    check(layer.name(), inputs, &elements, &shape)?;
+    let nodes = inputs.iter().map(|input| input.track_op().then(|| Node::of(input)).transpose());
+    let nodes = nodes.collect::<Result<Vec<_>>>()?;
     if nodes.iter().all(Option::is_none) {
         return Ok(Tensor::from_storage(Storage::Cpu(elements), shape, BackpropOp::none(), false));
     }
@@ -138,6 +140,35 @@ pub fn record(
     viewed(scalar, cell, Storage::Cpu(elements), shape)
 }
 
+/// Refuses inputs and an output that a layer cannot have.
+fn check(
+    layer: &'static str,
+    inputs: &[&Tensor],
+    elements: &CpuStorage,
+    shape: &Shape,
+) -> Result<()> {
+    for input in inputs {
+        let dtype = input.dtype().as_str();
+        if !can_be_node(input) {
+            let device = input.device().location();
+            bail!("{layer}: an input is {dtype} on {device:?}, not f32, bf16 or f16 on the CPU")
+        }
+        if !input.is_contiguous() {
+            bail!("{layer}: an input is not contiguous, {:?}", input.layout())
+        }
+    }
+    let len = match elements {
+        CpuStorage::F32(values) => values.len(),
+        CpuStorage::BF16(values) => values.len(),
+        CpuStorage::F16(values) => values.len(),
+        _ => bail!("{layer}: the output is neither f32 nor bf16 nor f16"),
+    };
+    if len != shape.elem_count() {
+        bail!("{layer}: the output has {len} elements, and its shape is {shape:?}")
+    }
+    Ok(())
+}
+
 /// A tensor that a scalar represents in candle's graph.
 #[derive(Debug)]
 pub(crate) struct Node {
@@ -150,38 +181,44 @@ pub(crate) struct Node {
 /// Nodes by the addresses of their storages. A node removes itself.
 static NODES: Mutex<BTreeMap<usize, Weak<Node>>> = Mutex::new(BTreeMap::new());
 
+/// Returns whether the elements of a tensor are in order from the start of the storage on.
+fn starts_whole(tensor: &Tensor) -> bool {
+    tensor.is_contiguous() && tensor.layout().start_offset() == 0
+}
+
+/// Returns the number of elements of a storage that a node may have.
+fn storage_len(tensor: &Tensor) -> Option<usize> {
+    match &*tensor.storage_and_layout().0 {
+        Storage::Cpu(CpuStorage::F32(values)) => Some(values.len()),
+        Storage::Cpu(CpuStorage::BF16(values)) => Some(values.len()),
+        Storage::Cpu(CpuStorage::F16(values)) => Some(values.len()),
+        _ => None,
+    }
+}
+
 fn address(tensor: &Tensor) -> usize {
     let (storage, _) = tensor.storage_and_layout();
     std::ptr::from_ref::<Storage>(&storage).addr()
 }
 
 impl Node {
-    /// Makes the node of a tensor. Layers find it, unless the storage has a node already: that of a
-    /// tensor which contains this one.
+    /// Makes the node of a tensor. Layers find it if the tensor is its whole storage.
     fn new(scalar: Tensor, cell: Arc<GradientCell>, tensor: &Tensor) -> Arc<Self> {
         let node = Arc::new(Self { scalar, cell, tensor: tensor.detach() });
-        let address = address(tensor);
-        let mut nodes = NODES.lock();
-        let known = nodes.entry(address).or_default();
-        if known.strong_count() == 0 {
-            *known = Arc::downgrade(&node);
+        if starts_whole(tensor) && storage_len(tensor) == Some(tensor.elem_count()) {
+            NODES.lock().insert(address(tensor), Arc::downgrade(&node));
         }
-        drop(nodes);
         node
     }
 
     /// Returns the node of a tensor that candle tracks, if it has one.
     pub(crate) fn known(tensor: &Tensor) -> Option<Arc<Self>> {
-        if !tensor.track_op() {
+        if !tensor.track_op() || !starts_whole(tensor) {
             return None;
         }
         let address = address(tensor);
         let node = NODES.lock().get(&address)?.upgrade()?;
-        let layout = tensor.layout();
-        let is_whole = layout.is_contiguous()
-            && layout.start_offset() == 0
-            && tensor.elem_count() == node.tensor.elem_count();
-        is_whole.then_some(node)
+        (tensor.elem_count() == node.tensor.elem_count()).then_some(node)
     }
 
     /// Returns `tensor`, which this node represents, without a history.
@@ -193,14 +230,9 @@ impl Node {
     }
 
     /// Returns the node of a tensor that candle tracks, or makes a gate.
-    fn of(layer: &'static str, tensor: &Tensor) -> Result<Arc<Self>> {
+    fn of(tensor: &Tensor) -> Result<Arc<Self>> {
         if let Some(node) = Self::known(tensor) {
             return Ok(node);
-        }
-        if !can_be_node(tensor) {
-            let device = tensor.device().location();
-            let dtype = tensor.dtype().as_str();
-            bail!("{layer}: an input is {dtype} on {device:?}, not f32, bf16 or f16 on the CPU")
         }
         let cell = Arc::<GradientCell>::default();
         let scalar = tensor.apply_op1(GateOp(Arc::clone(&cell)))?;
@@ -286,24 +318,39 @@ struct LayerOp<L> {
 }
 
 impl<L: Layer> LayerOp<L> {
-    fn backward(&self) -> Result<()> {
-        let gradient = match self.cell.take() {
+    fn backward(&self, count: &Tensor) -> Result<()> {
+        let gradient = match self.cell.take(count)? {
             Some(gradient) => gradient.into_gradient()?,
             // Only the order of the backward has led here.
             None => Gradient::zeros(self.len),
         };
         let gradients = self.layer.backward(&self.arguments, &gradient)?;
         drop(gradient);
-        for (node, gradient) in self.nodes.iter().zip(gradients) {
-            if let (Some(node), Some(gradient)) = (node, gradient) {
-                node.cell.add(GradientSum::Host(gradient))?;
+        let name = self.layer.name();
+        if gradients.len() != self.arguments.len() {
+            let got = gradients.len();
+            let want = self.arguments.len();
+            bail!("{name}: the backward returned {got} gradients for {want} inputs")
+        }
+        for (place, (node, gradient)) in self.nodes.iter().zip(gradients).enumerate() {
+            let Some(node) = node else { continue };
+            let want = node.tensor.elem_count();
+            match gradient {
+                Some(gradient) if gradient.elements().len() == want => {
+                    node.cell.add(GradientSum::Host(gradient))?;
+                }
+                Some(gradient) => bail!(
+                    "{name}: the gradient of input {place} has {} elements, and the input {want}",
+                    gradient.elements().len()
+                ),
+                None => bail!("{name}: the backward returned no gradient for input {place}"),
             }
         }
         Ok(())
     }
 }
 
-/// Implements candle's trait of ops for a layer with so many tracked inputs.
+/// Implements candle's trait of ops for layers with this number of tracked inputs.
 macro_rules! layer_op {
     ($op:ident, $gradients:ty, $($parent:ident: $storage:ty, $layout:ty),+) => {
         impl<L: Layer> $op for LayerOp<L> {
@@ -315,9 +362,9 @@ macro_rules! layer_op {
                 Ok(scalar())
             }
 
-            fn bwd(&self, $($parent: &Tensor,)+ _: &Tensor, _: &Tensor) -> Result<$gradients> {
-                self.backward()?;
-                let gradients = ($(zeros::for_parent($parent)?),+);
+            fn bwd(&self, $($parent: &Tensor,)+ _: &Tensor, count: &Tensor) -> Result<$gradients> {
+                self.backward(count)?;
+                let gradients = ($(GradientCell::one($parent)?),+);
                 Ok(gradients)
             }
         }
@@ -358,7 +405,7 @@ impl CustomOp1 for ViewOp {
     fn bwd(&self, scalar: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
         let node = self.node.get().expect("`viewed` sets the node before it returns the view");
         node.cell.add(GradientSum::Tensor(gradient.detach()))?;
-        zeros::for_parent(scalar)
+        GradientCell::one(scalar)
     }
 }
 
@@ -374,8 +421,8 @@ impl CustomOp1 for GateOp {
         Ok(scalar())
     }
 
-    fn bwd(&self, tensor: &Tensor, _: &Tensor, _: &Tensor) -> Result<Option<Tensor>> {
-        match self.0.take() {
+    fn bwd(&self, tensor: &Tensor, _: &Tensor, count: &Tensor) -> Result<Option<Tensor>> {
+        match self.0.take(count)? {
             Some(gradient) => Ok(Some(gradient.into_tensor_like(tensor)?)),
             None => zeros::for_parent(tensor),
         }
@@ -407,7 +454,7 @@ impl CustomOp2 for JoinOp {
         _: &Tensor,
         _: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        Ok((zeros::for_parent(first)?, zeros::for_parent(second)?))
+        Ok((GradientCell::one(first)?, GradientCell::one(second)?))
     }
 }
 
@@ -463,13 +510,31 @@ mod tests {
     }
 
     #[test]
-    fn a_part_does_not_replace_the_node_of_the_whole() {
-        let y = twice(&variable());
-        let node = Node::known(&y).expect("the output of a layer");
-        let row = y.narrow(0, 0, 1).expect("a row");
-        let of_row = twice(&row);
-        assert!(Arc::ptr_eq(&node, &Node::known(&y).expect("as before")));
-        drop(of_row);
-        assert!(Arc::ptr_eq(&node, &Node::known(&y).expect("as before")));
+    fn parts_have_no_nodes_that_layers_find() {
+        let x = variable();
+        let rows = [1, 0].map(|row| x.get(row).expect("a row"));
+        let outputs = rows.each_ref().map(twice);
+        assert!(rows.iter().all(|row| Node::known(row).is_none()));
+        assert!(Node::known(&x).is_none());
+        let y = twice(&x);
+        assert!(Node::known(&x).is_some_and(|node| node.tensor.dims() == [2, 2]));
+        drop((y, outputs));
+    }
+
+    #[test]
+    fn what_a_layer_cannot_have_is_refused() {
+        let x = variable();
+        let refused = |input: &Tensor, elements: CpuStorage, shape: Shape| {
+            let error = record(Twice, &[input], elements, shape).expect_err("refused");
+            error.to_string()
+        };
+        let four = || CpuStorage::F32(vec![0.0; 4]);
+        let transposed = x.t().expect("two dims");
+        let error = refused(&transposed, four(), (2, 2).into());
+        assert!(error.starts_with("twice: an input is not contiguous"), "{error}");
+        let error = refused(&x, four(), 3.into());
+        assert!(error.starts_with("twice: the output has 4 elements, and its shape is"), "{error}");
+        let error = refused(&x, CpuStorage::F64(vec![0.0; 4]), (2, 2).into());
+        assert!(error.starts_with("twice: the output is neither f32 nor"), "{error}");
     }
 }

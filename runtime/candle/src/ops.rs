@@ -62,10 +62,10 @@ impl CustomOp1 for Unshard {
         copy(anchor, layout)
     }
 
-    fn bwd(&self, _: &Tensor, parameter: &Tensor, _: &Tensor) -> Result<Option<Tensor>> {
+    fn bwd(&self, _: &Tensor, parameter: &Tensor, count: &Tensor) -> Result<Option<Tensor>> {
         let zeros = || Gradient::zeros(self.unit.shape(self.index).elem_count());
         // Without a gradient, only the order of the backward has led here.
-        let gradient = self.cell.take().unwrap_or_else(|| GradientSum::Host(zeros()));
+        let gradient = self.cell.take(count)?.unwrap_or_else(|| GradientSum::Host(zeros()));
         let counts = zeros::counts(parameter.id(), &gradient)?;
         self.unit.accept(self.index, counts.then_some(gradient))?;
         Ok(None)

@@ -6,12 +6,13 @@
 //!               input       input
 //!
 //!   variables of inputs --------+
-//!                               +--> forward --> Seed    the graph of a second run,
-//!   variables of parameters ----+                        inside RecomputeOp's backward
+//!                               +--> forward     the graph of a second run,
+//!   variables of parameters ----+                inside RecomputeOp's backward
 //! ```
 //!
-//! After the second run its gradients are passed to the units, as from
-//! [`Unshard`](crate::ops::Unshard), and to the op of each input ([`InputOp`]).
+//! The backward of the second run begins with the gradient of the output. Its gradients are passed
+//! to the units, as from [`Unshard`](crate::ops::Unshard), and to each input: to its cell, if a
+//! scalar represents it in candle's graph, or to its [`InputOp`].
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -90,7 +91,7 @@ impl RunVariable {
     /// Takes the gradient. `None` if the output of the run does not depend on the variable.
     fn gradient(&self, gradients: &mut GradStore) -> Option<GradientSum> {
         match &self.cell {
-            Some(cell) => cell.take(),
+            Some(cell) => cell.take_all(),
             // candle's gradients have a history, which keeps tensors of this run alive.
             None => gradients.remove(&self.variable).map(|it| GradientSum::Tensor(it.detach())),
         }
@@ -101,21 +102,35 @@ impl RunVariable {
 pub(crate) struct RecomputedInput {
     /// The input, without a history if the output does not depend on it.
     pub(crate) tensor: Tensor,
-    /// Op in candle's graph that gives the input its gradient, if no scalar represents the input.
+    /// Node of the input, if a scalar represents it.
+    node: Option<Arc<Node>>,
+    /// Op in candle's graph that gives the input its gradient. With a node this is the number of
+    /// gradients that the use has added.
     pub(crate) op: InputOp,
 }
 
 impl From<Tensor> for RecomputedInput {
     fn from(tensor: Tensor) -> Self {
-        Self { tensor, op: InputOp::default() }
+        Self { node: Node::known(&tensor), tensor, op: InputOp::default() }
     }
 }
 
 impl RecomputedInput {
+    /// Returns the tensor that stands for the input in candle's graph.
+    pub(crate) fn in_graph(&self) -> &Tensor {
+        self.node.as_ref().map_or(&self.tensor, |node| &node.scalar)
+    }
+
     fn set_gradient(&self, gradient: GradientSum) -> Result<()> {
-        match Node::known(&self.tensor) {
-            Some(node) => node.cell.add(gradient)?,
-            None => self.op.set_gradient(gradient.into_tensor_like(&self.tensor)?),
+        let of_op = match &self.node {
+            Some(node) => {
+                node.cell.add(gradient)?;
+                GradientCell::one(&node.scalar)?
+            }
+            None => Some(gradient.into_tensor_like(&self.tensor)?),
+        };
+        if let Some(of_op) = of_op {
+            self.op.set_gradient(of_op);
         }
         Ok(())
     }
@@ -147,7 +162,10 @@ impl RecomputedOutput {
     fn take(&self) -> Result<Tensor> {
         match self {
             Self::OfOp(output) if let Some(output) = output.lock().take() => Ok(output),
-            _ => bail!("a recomputed unit ran its first forward twice"),
+            Self::OfOp(_) => bail!("a recomputed unit ran its first forward twice"),
+            Self::Viewed { .. } => {
+                bail!("the output of a recomputed unit is on another device than its pass")
+            }
         }
     }
 }
@@ -278,7 +296,8 @@ impl CustomOp1 for RecomputeOp {
                 let output = output.get().expect("`apply` sets the output");
                 let zeros = || GradientSum::Host(Gradient::zeros(output.elem_count()));
                 // Without a gradient, only the order of the backward has led here.
-                self.rerun(result.id(), output, cell.take().unwrap_or_else(zeros))?;
+                let gradient = cell.take(gradient)?.unwrap_or_else(zeros);
+                self.rerun(result.id(), output, gradient)?;
             }
         }
         self.usage.release()?;
@@ -328,16 +347,15 @@ impl<'a> SecondRun<'a> {
     /// its inputs.
     fn reaches_others(&self, output: &Tensor, inputs: &[RunVariable]) -> bool {
         let leaves = self.leaves.lock();
-        let mut known = inputs.iter().chain(leaves.values().map(|(leaf, _)| leaf));
-        let known: Vec<_> = known.by_ref().map(|it| it.variable.id()).collect();
+        let known = inputs.iter().chain(leaves.values().map(|(leaf, _)| leaf));
+        let known: Vec<_> = known.map(|it| it.variable.id()).collect();
         let is_known = |variable: &Tensor| known.contains(&variable.id());
         let Reached { anchors, programs, .. } = Reached::from(output);
         !anchors.is_empty() || !programs.iter().all(is_known)
     }
 
     /// Returns the storages to their tensors, and then passes the gradients to the units. The last
-    /// one frees the unit.
-    /// `op` is the result of the recomputed unit in candle's graph.
+    /// one frees the unit. `op` is the result of the recomputed unit in candle's graph.
     fn deliver(self, op: TensorId, gradients: &mut GradStore) -> Result<()> {
         let leaves = self.leaves.into_inner();
         leaves.values().try_for_each(|(leaf, tensor)| move_back(&leaf.tensor, tensor))?;

@@ -13,7 +13,6 @@ use super::Pass;
 use super::reader::PassReader;
 use crate::convert::cast_inputs;
 use crate::error::{Error, LostGradients};
-use crate::layer::in_graph;
 use crate::model::{ForwardMode, Parameters, RepeatableForward};
 use crate::recompute::{
     RecomputeOp, RecomputedInput, RecomputedOutput, RecomputedRead, input_leaf, is_differentiated,
@@ -95,7 +94,7 @@ impl Pass<'_> {
             PassKind::Evaluation | PassKind::EvaluationWithBackward => self.anchor.detach(),
         };
         for input in of_op.iter().filter(|input| is_differentiated(&input.tensor)) {
-            chain = chain.apply_op2(&in_graph(&input.tensor), input.op.clone())?;
+            chain = chain.apply_op2(input.in_graph(), input.op.clone())?;
         }
         let output = output.detach();
         let op = RecomputeOp {

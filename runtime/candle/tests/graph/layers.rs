@@ -6,6 +6,7 @@ use candle_core::{CpuStorage, DType, Device, Result, Tensor, Var};
 use hsdp::{Mesh, ModelSpec, Param, StepOptions, Unit, World};
 use hsdp_candle::layer::{Layer, LayerArgument, record};
 use hsdp_candle::{Gradient, Pass, UnitsExt};
+use parking_lot::Mutex;
 
 use crate::common::{input, results, sharded};
 
@@ -76,7 +77,7 @@ fn gradients(graph: impl Fn([&Tensor; 3]) -> Result<Tensor>) -> Vec<Vec<f32>> {
 /// A graph over three variables, of layers or of candle's ops.
 type Graph = fn(Sum, [&Tensor; 3]) -> Result<Tensor>;
 
-const GRAPHS: [(&str, Graph); 8] = [
+const GRAPHS: [(&str, Graph); 10] = [
     ("one layer", |sum, [a, b, c]| sum(&[a, b, c])),
     ("five inputs", |sum, [a, b, c]| sum(&[a, b, c, a, b])),
     ("layers in a row", |sum, [a, b, c]| sum(&[&sum(&[a, b])?, c])),
@@ -96,6 +97,17 @@ const GRAPHS: [(&str, Graph); 8] = [
         let y = sum(&[a, b])?;
         let rest = sum(&[&y.narrow(0, 1, 1)?, &c.narrow(0, 0, 1)?])?;
         sum(&[&y.t()?.contiguous()?, &c.t()?.contiguous()?])?.t()?.broadcast_mul(&rest)
+    }),
+    ("parts of a variable, the last one first", |sum, [a, b, c]| {
+        let last = sum(&[&a.get(1)?, &b.get(1)?])?;
+        let first = sum(&[&a.get(0)?, &b.get(0)?])?;
+        sum(&[&(first * last.sqr()?)?, &c.get(0)?])
+    }),
+    ("parts of an op of candle's", |sum, [a, b, c]| {
+        let y = (a * b)?;
+        let parts = [y.get(1)?, y.get(0)?];
+        let read = sum(&[&parts[0], &parts[1].sqr()?])?;
+        (sum(&[&parts[1], &read])?.sqr()? * sum(&[&y, c])?.get(1)?)? + sum(&[&y, c])?.get(0)?
     }),
     ("constants and cuts", |sum, [a, b, c]| {
         let y = sum(&[&a.detach(), b])?;
@@ -138,6 +150,63 @@ fn gradients_of_layers_are_summed_in_f32() {
     assert_eq!(gradient.dtype(), DType::BF16);
     let gradient = gradient.to_dtype(DType::F32).and_then(|it| it.to_vec1::<f32>());
     assert_eq!(gradient.expect("f32"), [258.0; 2]);
+}
+
+/// Layer whose backward fails at first, and whose gradients are then those that it is given.
+struct Returning(Mutex<Option<Vec<Option<Gradient>>>>);
+
+impl Layer for Returning {
+    fn name(&self) -> &'static str {
+        "returning"
+    }
+
+    fn backward(&self, _: &[LayerArgument], _: &Gradient) -> Result<Vec<Option<Gradient>>> {
+        match self.0.lock().take() {
+            Some(gradients) => Ok(gradients),
+            None => candle_core::bail!("on purpose"),
+        }
+    }
+}
+
+fn returning(x: &Tensor, gradients: Option<Vec<Option<Gradient>>>) -> Tensor {
+    let elements = CpuStorage::F32(vec![0.0; x.elem_count()]);
+    let layer = Returning(Mutex::new(gradients));
+    record(layer, &[x], elements, x.shape().clone()).expect("a forward")
+}
+
+#[test]
+fn a_backward_after_a_failed_one_is_refused() {
+    let x = variable(1.0);
+    let middle = weighted_sum(&[&x]).expect("a forward");
+    let failing = returning(&middle, None);
+    let other = weighted_sum(&[&middle]).expect("a forward");
+    // candle comes to the second operand of a sum first.
+    let loss = failing.add(&other).and_then(|it| it.sum_all()).expect("a forward");
+    let error = loss.backward().expect_err("the layer fails").to_string();
+    assert!(error.starts_with("on purpose"), "{error}");
+    let loss = other.sum_all().expect("a sum");
+    let error = loss.backward().expect_err("a gradient is left").to_string();
+    assert!(
+        error.starts_with("a backward has added 1 gradients to a tensor that has 2"),
+        "{error}"
+    );
+    let gradients = loss.backward().expect("none is left");
+    let gradient = gradients.get(&x).expect("a gradient").flatten_all();
+    assert_eq!(gradient.and_then(|it| it.to_vec1::<f32>()).expect("f32"), [1.0; 6]);
+}
+
+#[test]
+fn gradients_that_a_layer_forgets_are_missed() {
+    let gradient = |len: usize| Some(Gradient::from(vec![1.0; len]));
+    for (gradients, expected) in [
+        (vec![], "returning: the backward returned 0 gradients for 1 inputs"),
+        (vec![None], "returning: the backward returned no gradient for input 0"),
+        (vec![gradient(5)], "returning: the gradient of input 0 has 5 elements, and the input 6"),
+    ] {
+        let loss = returning(&variable(1.0), Some(gradients)).sum_all().expect("a loss");
+        let error = loss.backward().expect_err("no gradient").to_string();
+        assert!(error.starts_with(expected), "{error}");
+    }
 }
 
 #[test]
@@ -206,4 +275,48 @@ fn units_pass_gradients_between_layers() {
             }
         }
     }
+}
+
+/// The input of a recomputed unit is read by a layer, before and after the unit, and in other
+/// shapes.
+#[test]
+fn inputs_of_recomputed_units_have_other_readers() {
+    type Reader = fn(Sum, &Tensor, &Tensor) -> Result<Tensor>;
+    let readers: [Reader; 3] = [
+        |sum, input, output| sum(&[output, input]),
+        |sum, input, output| sum(&[input, output]),
+        |_, input, output| input + output.reshape((2, 6))?.reshape(input.shape())?,
+    ];
+    let gradients = |sum: Sum, reader: Reader, is_probed: bool| {
+        let mut model = sharded(World::single(), one_unit(), Mesh::new(1, 1).expect("a mesh"));
+        let mut step = model.begin_step(StepOptions::microbatches(1)).expect("a step");
+        let pass = Pass::new(step.microbatch().expect("a microbatch")).expect("a pass");
+        let x = Var::from_tensor(&input(0, 4, 3)).expect("a variable");
+        let gradient = pass.gradient_of(&x);
+        let made = (x.as_tensor() * 2.0).expect("an op of candle");
+        if is_probed {
+            drop(weighted_sum(&[&made]).expect("a layer that no loss depends on"));
+        }
+        let forward = |p: &dyn hsdp_candle::Parameters, x: &Tensor| x.sqr()? * p.get("a.w")?;
+        let output = pass.recomputed("a", &made, forward).expect("a unit");
+        let y = reader(sum, &made, &output).expect("a forward");
+        pass.backward(&y.sqr().and_then(|it| it.mean_all()).expect("a loss"), 1).expect("its end");
+        let of_w = step.finish().expect("a step").full(&model).expect("a gather")["a.w"].clone();
+        let of_x = gradient.get().and_then(|it| it.flatten_all().ok()).expect("a gradient");
+        [of_w, of_x.to_vec1::<f32>().expect("f32")]
+    };
+    for (index, reader) in readers.into_iter().enumerate() {
+        let want = gradients(composed, reader, false);
+        for is_probed in [false, true] {
+            let got = gradients(weighted_sum, reader, is_probed);
+            for (got, want) in got.iter().flatten().zip(want.iter().flatten()) {
+                let bound = 1e-5 * want.abs().max(1.0);
+                assert!((got - want).abs() <= bound, "reader {index}: {got}, not {want}");
+            }
+        }
+    }
+}
+
+fn one_unit() -> ModelSpec {
+    ModelSpec::new().unit(Unit::new("a").param(Param::new("a.w", [4, 3])))
 }

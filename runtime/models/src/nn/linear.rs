@@ -55,7 +55,7 @@ fn count(dims: &[usize]) -> usize {
     dims.iter().rev().skip(1).product()
 }
 
-/// Computes the outputs in a buffer that holds zeros or biases.
+/// Computes the outputs: the product, added to the biases if there are any.
 fn forward(
     x: LayerInput<'_>,
     weight: LayerInput<'_>,
