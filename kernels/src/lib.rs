@@ -54,8 +54,8 @@
 //! (the operands); `round`, `simd`, `float16`, `map` (vector code); `number`, `element` (the
 //! elements of collectives); `divisor`, `wire` (division and rounding); `convert`, `accumulate`,
 //! `inspect`, `contributions`, `scale`, `reduce`, `stream`, `matmul`, `optimizer` (the kernels);
-//! `disjoint`, `fresh`, [`memory`]; [`cuda`] (the same arithmetic on a GPU); `gradient` (gradients that an
-//! autograd lends, in host or device memory).
+//! `disjoint`, `fresh`, [`memory`]; [`cuda`] (the same arithmetic on a GPU); `gradient` (gradients
+//! that an autograd lends, in host or device memory).
 
 mod accumulate;
 mod buffer;

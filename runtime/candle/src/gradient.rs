@@ -4,8 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::thread::{self, ThreadId};
 
-use candle_core::{CpuStorage, Result, Storage, Tensor, bail};
-use hsdp_kernels::{Divisor, Fold, GradientValues, Values, Wire, contribute};
+use candle_core::{CpuStorage, DType, Result, Storage, Tensor, bail};
+use hsdp_kernels::{
+    Divisor, Fold, GradientValues, HostBuffer, Real, Values, Wire, cast, contribute,
+};
 use parking_lot::Mutex;
 use rayon::prelude::*;
 
@@ -164,13 +166,17 @@ impl GradientSum {
         }
     }
 
-    /// Lends the sum, multiplied by `factor` in f32. It is not copied if the factor is 1 and the
-    /// elements are contiguous.
-    pub(crate) fn lent(&self, factor: f32) -> Result<Arc<dyn GradientValues>> {
+    /// Lends the gradient of a parameter of this dtype, multiplied by `factor` in f32. The sum is
+    /// rounded to the dtype once, before. It is not copied if it has the dtype, the factor is 1 and
+    /// the elements are contiguous.
+    pub(crate) fn lent(&self, dtype: DType, factor: f32) -> Result<Arc<dyn GradientValues>> {
         let tensor = match self {
-            Self::Host(gradient) if factor == 1.0 => return Ok(Arc::new(gradient.clone())),
             Self::Host(gradient) => {
-                return Ok(Arc::new(ScaledGradient { gradient: gradient.clone(), factor }));
+                return Ok(match dtype {
+                    DType::BF16 => scaled(HostBuffer::BF16(rounded(gradient)), factor),
+                    DType::F16 => scaled(HostBuffer::F16(rounded(gradient)), factor),
+                    _ => scaled(gradient.clone(), factor),
+                });
             }
             Self::Tensor(tensor) => tensor,
         };
@@ -178,15 +184,24 @@ impl GradientSum {
         if tensor.device().is_cuda() {
             let tensor = match factor {
                 1.0 => tensor.clone(),
-                _ => (tensor.to_dtype(candle_core::DType::F32)? * f64::from(factor))?,
+                _ => (tensor.to_dtype(DType::F32)? * f64::from(factor))?,
             };
             return crate::cuda::lent(tensor.contiguous()?);
         }
-        let gradient = TensorGradient::new(tensor)?;
-        Ok(match factor {
-            1.0 => Arc::new(gradient),
-            _ => Arc::new(ScaledGradient { gradient, factor }),
-        })
+        Ok(scaled(TensorGradient::new(tensor)?, factor))
+    }
+}
+
+fn rounded<T: Real>(gradient: &Gradient) -> Vec<T> {
+    let mut rounded = vec![T::zeroed(); gradient.0.len()];
+    cast(T::values_mut(&mut rounded), &gradient.0);
+    rounded
+}
+
+fn scaled(gradient: impl GradientValues + 'static, factor: f32) -> Arc<dyn GradientValues> {
+    match factor {
+        1.0 => Arc::new(gradient),
+        _ => Arc::new(ScaledGradient { gradient, factor }),
     }
 }
 
@@ -284,7 +299,7 @@ fn values(storage: &Storage) -> Option<Values<'_>> {
 
 #[cfg(test)]
 mod tests {
-    use candle_core::{DType, Device};
+    use candle_core::Device;
 
     use super::*;
 
@@ -321,7 +336,7 @@ mod tests {
             let values = Tensor::new(&[1_f32, -2.0, 0.5, 3.0], &Device::Cpu).expect("4 elements");
             let gradient = values.to_dtype(dtype).expect("a float");
             let sum = GradientSum::Tensor(gradient);
-            let scaled = sum.lent(factor).expect("a float on the host");
+            let scaled = sum.lent(dtype, factor).expect("a float on the host");
             assert_eq!(scaled.len(), 4);
             let mut seen = Vec::new();
             scaled.read(1..4, &mut |values| match values {
@@ -364,6 +379,23 @@ mod tests {
         let error = cell.add(GradientSum::Host(vec![1.0, 2.0].into())).expect_err("two elements");
         let error = error.to_string();
         assert!(error.starts_with("a gradient of 2 elements was added to one of 1"), "{error}");
+    }
+
+    #[test]
+    fn a_sum_is_rounded_once_to_the_dtype_of_the_parameter() {
+        let sum = GradientSum::Host(vec![1.0 + 1.0 / 256.0, -0.1].into());
+        for (dtype, want) in [
+            (DType::F32, [1.003_906_3, -0.1]),
+            (DType::BF16, [1.0, -0.100_097_656]),
+            (DType::F16, [1.003_906_3, -0.099_975_586]),
+        ] {
+            for factor in [1.0, 3.0] {
+                let lent = sum.lent(dtype, factor).expect("on the host");
+                let mut seen = Vec::new();
+                lent.read(0..2, &mut |values| seen = values.to_f32());
+                assert_eq!(seen, want.map(|it: f32| it * factor), "{dtype:?}");
+            }
+        }
     }
 
     #[test]

@@ -424,7 +424,9 @@ impl LiveUnit {
             return Ok(());
         }
         let factor = self.state.factor();
-        let lent = |gradient: Option<GradientSum>| gradient.map(|it| it.lent(factor)).transpose();
+        let lent = |gradient: Option<GradientSum>| {
+            gradient.map(|it| it.lent(self.dtype, factor)).transpose()
+        };
         let gradients = gradients.into_iter().map(lent).collect::<candle_core::Result<_>>()?;
         Ok(self.handle.reduce(self.id, gradients)?)
     }

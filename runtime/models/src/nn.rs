@@ -29,9 +29,9 @@
 //! | [`silu_mul`], [`gelu_mul`] | `silu(gate) * up`, `gelu(gate, approximate="tanh") * up` |
 //!
 //! **Dtypes.** Inputs are f32, bf16 or f16; labels and ids are whole numbers. Arithmetic and sums
-//! are in f32, and each result is rounded once. A gradient that leaves the layers has the dtype of
-//! its tensor; gradients of a pass's parameters are f32. Weights and tables may have another dtype
-//! than the input.
+//! are in f32, and each result is rounded once. A gradient that leaves the layers, to an op of
+//! candle or to the reduction of a parameter, is rounded to the dtype of its tensor. Weights and
+//! tables may have another dtype than the input.
 //!
 //! **Bits.** On the CPU, rows are computed in parallel on rayon's pool, like candle's matmul,
 //! except for [`embedding`]. The results do not depend on the number of threads, and exponentials
