@@ -160,10 +160,11 @@ struct FoldTarget<'a> {
 }
 
 fn divided(target: FoldTarget<'_>, values: &[f32], pre: Divisor, rounding: Rounding) {
-    match pre.scale() {
-        Scale::None => rounded(target, values, Multiply(1.0), rounding),
-        Scale::Multiply(scale) => rounded(target, values, scale, rounding),
-        Scale::Divide(scale) => rounded(target, values, scale, rounding),
+    match (pre.scale(), rounding) {
+        (Scale::None, Rounding::None) => folded(target, values, Multiply(1.0)),
+        (Scale::None, Rounding::BF16) => folded(target, values, RoundBF16),
+        (Scale::Multiply(scale), _) => rounded(target, values, scale, rounding),
+        (Scale::Divide(scale), _) => rounded(target, values, scale, rounding),
     }
 }
 

@@ -1,7 +1,8 @@
 use proptest::prelude::*;
 
-use super::{LANES, STRIDE, first_non_finite, squared_distance, squared_norm};
+use super::{LANES, STRIDE, first_non_finite, non_finite_bits, squared_distance, squared_norm};
 use crate::simd::tests::on_both;
+use crate::tests::around_every_bf16;
 
 /// The squared norm in the order of additions that [`squared_norm`] promises, as a plain loop.
 fn in_lanes(values: &[f32]) -> f64 {
@@ -40,6 +41,16 @@ fn a_distance_is_not_rounded_to_f32() {
 fn a_norm_of_something_not_finite_is_not_finite() {
     assert_eq!(squared_norm(&[1.0, f32::NEG_INFINITY]), f64::INFINITY);
     assert!(squared_norm(&[1.0, f32::NAN, 2.0]).is_nan());
+}
+
+#[test]
+fn infinities_and_nan_alone_are_found() {
+    for value in around_every_bf16().flatten() {
+        let found = first_non_finite(&[1.0, value]);
+        assert_eq!(found, (!value.is_finite()).then_some(1), "{:#x}", value.to_bits());
+        let is_found = non_finite_bits(value) != 0;
+        assert_eq!(is_found, !value.is_finite(), "{:#x}", value.to_bits());
+    }
 }
 
 #[test]
