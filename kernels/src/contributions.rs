@@ -16,7 +16,7 @@ use crate::divisor::{Divisor, Scale};
 use crate::inspect::{first_non_finite, non_finite_bits};
 use crate::map::{Map, Multiply, RoundBF16, Then};
 use crate::round::from_bf16_bits;
-use crate::simd::vectorized;
+use crate::simd::vectorized_to;
 use crate::values::Values;
 use crate::wire::Wire;
 
@@ -235,7 +235,8 @@ impl Finish for Carried<'_> {
 
     fn pass<T: PassElement, M: Map, const N: usize>(self, sources: [&[T]; N], each: M) {
         let Self { sum, fold } = self;
-        vectorized(
+        vectorized_to(
+            M::WIDTH,
             #[inline(always)]
             move || {
                 let len = sum.len();
@@ -284,7 +285,8 @@ fn final_sum<T: PassElement, M: Map, P: Map, const N: usize>(
     post: P,
     fold: Fold,
 ) -> Finiteness {
-    vectorized(
+    vectorized_to(
+        M::WIDTH,
         #[inline(always)]
         move || {
             // Cut to one length, so that the compiler knows that they have one length.

@@ -7,7 +7,7 @@ use hsdp_sharding::DType;
 use crate::accumulate::Fold;
 use crate::buffer::HostBuffer;
 use crate::convert::cast;
-use crate::simd::tests::on_both;
+use crate::simd::tests::on_all_widths;
 use crate::wire::Wire;
 
 pub(crate) const REALS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -79,7 +79,7 @@ pub(crate) fn assert_follows<const N: usize>(
 /// a time.
 pub(crate) fn assert_elementwise<const N: usize>(update: impl Fn([&mut [f32]; N], &[f32])) {
     let gradient = wave(1003, 0.7);
-    let whole = on_both(|| {
+    let whole = on_all_widths(|| {
         let mut all: [Vec<f32>; N] = parameter_and_state(1003);
         (0..2).for_each(|_| update(all.each_mut().map(Vec::as_mut_slice), &gradient));
         all
