@@ -1,6 +1,9 @@
 //! Loops that apply a function to each element, compiled for each combination of functions.
 
-use crate::round::{nearest_f32, round_bf16};
+use bytemuck::cast_slice_mut;
+use half::bf16;
+
+use crate::round::{nearest_f32, round_bf16, to_bf16_bits};
 use crate::simd::{Width, vectorized_to};
 
 /// A function of one element.
@@ -44,6 +47,20 @@ pub(crate) fn replace<M: Map>(target: &mut [f32], source: &[f32], map: M) {
         move || {
             for (target, &source) in target.iter_mut().zip(source) {
                 *target = map.apply(source);
+            }
+        },
+    );
+}
+
+/// `target = map(source)`, rounded to bf16. Both have one length.
+pub(crate) fn replace_bf16<M: Map>(target: &mut [bf16], source: &[f32], map: M) {
+    let target: &mut [u16] = cast_slice_mut(target);
+    vectorized_to(
+        RoundBF16::WIDTH,
+        #[inline(always)]
+        move || {
+            for (target, &source) in target.iter_mut().zip(source) {
+                *target = to_bf16_bits(map.apply(source));
             }
         },
     );
