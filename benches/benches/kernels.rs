@@ -12,9 +12,9 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use half::{bf16, f16};
 use hsdp_kernels::{
     AdamWStep, Divisor, EIGHT_BIT_BLOCK, EightBit, Element, Fold, FusedUpdate, LionStep,
-    MomentumKind, Real, ReduceOp, SgdStep, Wire, adamw, adamw_8bit, cast, contribute,
-    divide_in_place, first_non_finite, lion, pack, reduce_elements, scaled_copy, settle, sgd,
-    squared_norm, unpack, update_in_blocks,
+    MomentumKind, Real, ReduceOp, Scaling, SgdStep, Values, Wire, adamw, adamw_8bit, cast,
+    contribute, divide_in_place, first_non_finite, lion, pack, reduce_elements, scaled_copy,
+    settle, sgd, squared_norm, sum_contributions, unpack, update_in_blocks,
 };
 
 /// A divisor without an exact reciprocal by which what is divided in place stays in range for
@@ -31,7 +31,7 @@ struct Case {
 /// Makes a case on so many elements.
 type Make = fn(usize) -> Case;
 
-const CASES: [(&str, Make); 34] = [
+const CASES: [(&str, Make); 38] = [
     ("copy", copy),
     ("contribute f32, wire f32", |len| contributed::<f32>(len, Wire::F32, 1.0)),
     ("contribute f32, wire f32, pre 3", |len| contributed::<f32>(len, Wire::F32, 3.0)),
@@ -39,6 +39,10 @@ const CASES: [(&str, Make); 34] = [
     ("contribute f32, wire bf16", |len| contributed::<f32>(len, Wire::BF16, 1.0)),
     ("contribute f16, wire f16", |len| contributed::<f16>(len, Wire::F16, 4.0)),
     ("contribute bf16, wire bf16", |len| contributed::<bf16>(len, Wire::BF16, 1.0)),
+    ("sum 2 x f32, wire f32", |len| summed::<2>(len, Wire::F32)),
+    ("sum 2 x f32, wire bf16", |len| summed::<2>(len, Wire::BF16)),
+    ("sum 4 x f32, wire f32", |len| summed::<4>(len, Wire::F32)),
+    ("sum 4 x f32, wire bf16", |len| summed::<4>(len, Wire::BF16)),
     ("settle", settled),
     ("cast to f16", casted::<f16>),
     ("cast to bf16", casted::<bf16>),
@@ -137,6 +141,26 @@ fn contributed<T: Real>(len: usize, wire: Wire, pre: f32) -> Case {
         contribute(black_box(&mut sum), T::values(black_box(&values)), pre, wire, Fold::Add);
     };
     Case { bytes: bytes::<T>(len) + 2 * bytes::<f32>(len), run: Box::new(run) }
+}
+
+/// The gradients of N members, summed in blocks as the runtime does and added to a partial.
+fn summed<const N: usize>(len: usize, wire: Wire) -> Case {
+    const BLOCK: usize = 8 << 10;
+    let members: [Vec<f32>; N] = std::array::from_fn(|_| numbers(len, |number| number));
+    let post = Divisor::new(N as f32).expect("a divisor of this bench");
+    let scaling = Scaling { post, ..Scaling::on(wire) };
+    let add = move |partial: &mut [f32], members: &[Vec<f32>; N]| {
+        for (partial, start) in partial.chunks_mut(BLOCK).zip((0..).step_by(BLOCK)) {
+            let range = start..start + partial.len();
+            let lent = members.each_ref().map(|member| Values::F32(&member[range.clone()]));
+            black_box(sum_contributions(partial, &lent, scaling, Fold::Add));
+        }
+    };
+    let mut partial = vec![0.0; len];
+    add(&mut partial, &members);
+    assert_eq!(partial, members[0]);
+    let run = move || add(black_box(&mut partial), black_box(&members));
+    Case { bytes: (N + 2) * bytes::<f32>(len), run: Box::new(run) }
 }
 
 fn settled(len: usize) -> Case {

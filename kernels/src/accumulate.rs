@@ -54,10 +54,15 @@ impl fmt::Display for Scaling {
 /// If `target` and `source` differ in length.
 pub fn pack(mut target: ValuesMut<'_>, source: Values<'_>, pre: Divisor) {
     assert_eq!(target.len(), source.len(), "pack: lengths of target and source differ");
-    if pre.is_one()
-        && let Values::F32(source) = source
-    {
-        return cast(target, source);
+    match (&mut target, source, pre.scale()) {
+        (_, Values::F32(source), Scale::None) => return cast(target, source),
+        (ValuesMut::BF16(target), Values::F32(source), Scale::Multiply(scale)) => {
+            return map::replace_bf16(target, source, scale);
+        }
+        (ValuesMut::BF16(target), Values::F32(source), Scale::Divide(scale)) => {
+            return map::replace_bf16(target, source, scale);
+        }
+        _ => (),
     }
     in_divided_blocks(source, pre, |range, block| {
         cast(target.reborrow().slice(range), block);
@@ -160,10 +165,11 @@ struct FoldTarget<'a> {
 }
 
 fn divided(target: FoldTarget<'_>, values: &[f32], pre: Divisor, rounding: Rounding) {
-    match pre.scale() {
-        Scale::None => rounded(target, values, Multiply(1.0), rounding),
-        Scale::Multiply(scale) => rounded(target, values, scale, rounding),
-        Scale::Divide(scale) => rounded(target, values, scale, rounding),
+    match (pre.scale(), rounding) {
+        (Scale::None, Rounding::None) => folded(target, values, Multiply(1.0)),
+        (Scale::None, Rounding::BF16) => folded(target, values, RoundBF16),
+        (Scale::Multiply(scale), _) => rounded(target, values, scale, rounding),
+        (Scale::Divide(scale), _) => rounded(target, values, scale, rounding),
     }
 }
 

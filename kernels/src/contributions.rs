@@ -13,10 +13,10 @@ use bytemuck::cast_slice;
 use crate::accumulate::{Fold, Scaling, contribute, lossless, settle};
 use crate::convert::BLOCK;
 use crate::divisor::{Divisor, Scale};
-use crate::inspect::first_non_finite;
+use crate::inspect::{first_non_finite, non_finite_bits};
 use crate::map::{Map, Multiply, RoundBF16, Then};
 use crate::round::from_bf16_bits;
-use crate::simd::vectorized;
+use crate::simd::vectorized_to;
 use crate::values::Values;
 use crate::wire::Wire;
 
@@ -203,15 +203,12 @@ fn by_wire<T: PassElement, F: Finish, const N: usize>(
     sources: [&[T]; N],
     scaling: Scaling,
 ) -> Option<F::Summary> {
-    let pre = match scaling.pre.scale() {
-        Scale::None => Multiply(1.0),
-        Scale::Multiply(scale) => scale,
-        Scale::Divide(_) => return None,
-    };
-    match scaling.wire {
-        Wire::F32 => Some(finish.pass(sources, pre)),
-        Wire::BF16 => Some(finish.pass(sources, Then(pre, RoundBF16))),
-        Wire::F16 => None,
+    match (scaling.wire, scaling.pre.scale()) {
+        (Wire::F32, Scale::None) => Some(finish.pass(sources, Multiply(1.0))),
+        (Wire::F32, Scale::Multiply(pre)) => Some(finish.pass(sources, pre)),
+        (Wire::BF16, Scale::None) => Some(finish.pass(sources, RoundBF16)),
+        (Wire::BF16, Scale::Multiply(pre)) => Some(finish.pass(sources, Then(pre, RoundBF16))),
+        (_, Scale::Divide(_)) | (Wire::F16, _) => None,
     }
 }
 
@@ -238,7 +235,8 @@ impl Finish for Carried<'_> {
 
     fn pass<T: PassElement, M: Map, const N: usize>(self, sources: [&[T]; N], each: M) {
         let Self { sum, fold } = self;
-        vectorized(
+        vectorized_to(
+            M::WIDTH,
             #[inline(always)]
             move || {
                 let len = sum.len();
@@ -287,7 +285,8 @@ fn final_sum<T: PassElement, M: Map, P: Map, const N: usize>(
     post: P,
     fold: Fold,
 ) -> Finiteness {
-    vectorized(
+    vectorized_to(
+        M::WIDTH,
         #[inline(always)]
         move || {
             // Cut to one length, so that the compiler knows that they have one length.
@@ -299,13 +298,13 @@ fn final_sum<T: PassElement, M: Map, P: Map, const N: usize>(
                 Fold::Replace => {
                     for (index, target) in target.iter_mut().enumerate() {
                         *target = post.apply(sum_at(&sources, each, index));
-                        suspect |= u32::from(!target.is_finite());
+                        suspect |= non_finite_bits(*target);
                     }
                 }
                 Fold::Add => {
                     for (index, target) in target.iter_mut().enumerate() {
                         *target += post.apply(sum_at(&sources, each, index));
-                        suspect |= u32::from(!target.is_finite());
+                        suspect |= non_finite_bits(*target);
                     }
                 }
             }

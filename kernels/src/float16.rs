@@ -11,7 +11,7 @@ use half::{bf16, f16};
 use crate::round::{from_bf16_bits, from_f16_bits, round_f16, to_bf16_bits, to_f16_bits};
 #[cfg(target_arch = "x86_64")]
 use crate::simd::has_f16c;
-use crate::simd::vectorized;
+use crate::simd::{Width, vectorized, vectorized_to};
 
 #[cfg(target_arch = "x86_64")]
 mod f16c;
@@ -24,7 +24,7 @@ pub(crate) fn widen_f16(target: &mut [f32], source: &[f16]) {
         // SAFETY: K-2, the condition saw F16C on this machine.
         return unsafe { f16c::widen(target, source) };
     }
-    convert(target, source, from_f16_bits);
+    convert(Width::Eight, target, source, from_f16_bits);
 }
 
 /// Copies f32 into f16, rounding. Both have one length.
@@ -35,7 +35,7 @@ pub(crate) fn narrow_f16(target: &mut [f16], source: &[f32]) {
         // SAFETY: K-2, the condition saw F16C on this machine.
         return unsafe { f16c::narrow(target, source) };
     }
-    convert(target, source, to_f16_bits);
+    convert(Width::Eight, target, source, to_f16_bits);
 }
 
 /// Rounds f32 to the nearest f16, in place.
@@ -57,17 +57,18 @@ pub(crate) fn round_to_f16(values: &mut [f32]) {
 
 /// Copies bf16 into f32. Both have one length.
 pub(crate) fn widen_bf16(target: &mut [f32], source: &[bf16]) {
-    convert(target, cast_slice(source), from_bf16_bits);
+    convert(Width::Eight, target, cast_slice(source), from_bf16_bits);
 }
 
 /// Copies f32 into bf16, rounding. Both have one length.
 pub(crate) fn narrow_bf16(target: &mut [bf16], source: &[f32]) {
-    convert(cast_slice_mut(target), source, to_bf16_bits);
+    convert(Width::Sixteen, cast_slice_mut(target), source, to_bf16_bits);
 }
 
 /// Converts each element. `element` is a function of `round`, which is always inlined.
-fn convert<T, S: Copy>(target: &mut [T], source: &[S], element: impl Fn(S) -> T) {
-    vectorized(
+fn convert<T, S: Copy>(width: Width, target: &mut [T], source: &[S], element: impl Fn(S) -> T) {
+    vectorized_to(
+        width,
         #[inline(always)]
         move || {
             for (target, &source) in target.iter_mut().zip(source) {

@@ -1,10 +1,16 @@
 //! Loops that apply a function to each element, compiled for each combination of functions.
 
-use crate::round::{nearest_f32, round_bf16};
-use crate::simd::vectorized;
+use bytemuck::cast_slice_mut;
+use half::bf16;
+
+use crate::round::{nearest_f32, round_bf16, to_bf16_bits};
+use crate::simd::{Width, vectorized_to};
 
 /// A function of one element.
 pub(crate) trait Map: Copy {
+    /// The greatest width of vectors that makes loops with this function faster.
+    const WIDTH: Width = Width::Eight;
+
     /// The result for `value`. Always inlined into the loop.
     fn apply(self, value: f32) -> f32;
 }
@@ -35,7 +41,8 @@ pub(crate) struct Then<A, B>(pub(crate) A, pub(crate) B);
 
 /// `target = map(source)`. Both have one length.
 pub(crate) fn replace<M: Map>(target: &mut [f32], source: &[f32], map: M) {
-    vectorized(
+    vectorized_to(
+        M::WIDTH,
         #[inline(always)]
         move || {
             for (target, &source) in target.iter_mut().zip(source) {
@@ -45,9 +52,24 @@ pub(crate) fn replace<M: Map>(target: &mut [f32], source: &[f32], map: M) {
     );
 }
 
+/// `target = map(source)`, rounded to bf16. Both have one length.
+pub(crate) fn replace_bf16<M: Map>(target: &mut [bf16], source: &[f32], map: M) {
+    let target: &mut [u16] = cast_slice_mut(target);
+    vectorized_to(
+        RoundBF16::WIDTH,
+        #[inline(always)]
+        move || {
+            for (target, &source) in target.iter_mut().zip(source) {
+                *target = to_bf16_bits(map.apply(source));
+            }
+        },
+    );
+}
+
 /// `target = target + map(source)`. Both have one length.
 pub(crate) fn add<M: Map>(target: &mut [f32], source: &[f32], map: M) {
-    vectorized(
+    vectorized_to(
+        M::WIDTH,
         #[inline(always)]
         move || {
             for (target, &source) in target.iter_mut().zip(source) {
@@ -59,7 +81,8 @@ pub(crate) fn add<M: Map>(target: &mut [f32], source: &[f32], map: M) {
 
 /// `target = map(target)`.
 pub(crate) fn in_place<M: Map>(target: &mut [f32], map: M) {
-    vectorized(
+    vectorized_to(
+        M::WIDTH,
         #[inline(always)]
         move || {
             for target in target {
@@ -98,6 +121,8 @@ impl Map for QuotientF64 {
 }
 
 impl Map for RoundBF16 {
+    const WIDTH: Width = Width::Sixteen;
+
     #[inline(always)]
     fn apply(self, value: f32) -> f32 {
         round_bf16(value)
@@ -105,6 +130,11 @@ impl Map for RoundBF16 {
 }
 
 impl<A: Map, B: Map> Map for Then<A, B> {
+    const WIDTH: Width = match (A::WIDTH, B::WIDTH) {
+        (Width::Eight, Width::Eight) => Width::Eight,
+        _ => Width::Sixteen,
+    };
+
     #[inline(always)]
     fn apply(self, value: f32) -> f32 {
         self.1.apply(self.0.apply(value))

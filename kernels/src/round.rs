@@ -60,7 +60,8 @@ pub(crate) fn to_bf16_bits(value: f32) -> u16 {
     let bits = value.to_bits();
     let odd = (bits >> 16) & 1;
     let carried = bits.wrapping_add(odd + 0x7fff);
-    let rounded = if bits & MAGNITUDE > INFINITY { bits | QUIET } else { carried };
+    // A comparison of floats, which takes one instruction.
+    let rounded = if value.is_nan() { bits | QUIET } else { carried };
     (rounded >> 16) as u16
 }
 
@@ -68,7 +69,7 @@ pub(crate) fn to_bf16_bits(value: f32) -> u16 {
 #[inline(always)]
 pub(crate) fn from_bf16_bits(bits: u16) -> f32 {
     let bits = u32::from(bits) << 16;
-    f32::from_bits(if bits & MAGNITUDE > INFINITY { bits | QUIET } else { bits })
+    f32::from_bits(if f32::from_bits(bits).is_nan() { bits | QUIET } else { bits })
 }
 
 /// The bits of the f16 nearest to `value`, ties to even.

@@ -7,7 +7,7 @@ use hsdp_sharding::DType;
 use crate::accumulate::Fold;
 use crate::buffer::HostBuffer;
 use crate::convert::cast;
-use crate::simd::tests::on_both;
+use crate::simd::tests::on_all_widths;
 use crate::wire::Wire;
 
 pub(crate) const REALS: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
@@ -19,6 +19,17 @@ pub(crate) fn buffer(dtype: DType, source: &[f32]) -> HostBuffer {
     let mut buffer = HostBuffer::zeros(dtype, source.len()).unwrap();
     cast(buffer.values_mut(), source);
     buffer
+}
+
+/// Lower halves of f32 around the points where rounding to bf16 changes.
+const LOWER_HALVES: [u32; 8] = [0, 1, 0x4000, 0x7fff, 0x8000, 0x8001, 0xc001, 0xffff];
+
+/// Returns, for each of some lower halves, the f32 with it and all upper halves: numbers,
+/// subnormals, infinities and NaN of both signs, below, on and above each midpoint of two bf16.
+pub(crate) fn around_every_bf16() -> impl Iterator<Item = Vec<f32>> {
+    let with =
+        |lower| (0..=u32::from(u16::MAX)).map(move |upper| f32::from_bits(upper << 16 | lower));
+    LOWER_HALVES.into_iter().map(move |lower| with(lower).collect())
 }
 
 pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
@@ -68,7 +79,7 @@ pub(crate) fn assert_follows<const N: usize>(
 /// a time.
 pub(crate) fn assert_elementwise<const N: usize>(update: impl Fn([&mut [f32]; N], &[f32])) {
     let gradient = wave(1003, 0.7);
-    let whole = on_both(|| {
+    let whole = on_all_widths(|| {
         let mut all: [Vec<f32>; N] = parameter_and_state(1003);
         (0..2).for_each(|_| update(all.each_mut().map(Vec::as_mut_slice), &gradient));
         all

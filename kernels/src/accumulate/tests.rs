@@ -8,8 +8,9 @@ use super::{Fold, contribute, pack, settle};
 use crate::buffer::HostBuffer;
 use crate::convert::BLOCK;
 use crate::divisor::Divisor;
-use crate::simd::tests::on_both;
-use crate::tests::{FOLDS, REALS, WIRES, buffer};
+use crate::simd::tests::on_all_widths;
+use crate::tests::{FOLDS, REALS, WIRES, around_every_bf16, bits, buffer};
+use crate::values::{Values, ValuesMut};
 use crate::wire::Wire;
 
 /// The result that [`contribute`] promises for one element.
@@ -27,7 +28,7 @@ fn check(source: &[f32], pre: f32) {
     for dtype in REALS {
         let values = buffer(dtype, source);
         for (wire, fold) in WIRES.into_iter().flat_map(|wire| FOLDS.map(|fold| (wire, fold))) {
-            let bits: Vec<u32> = on_both(|| {
+            let bits: Vec<u32> = on_all_widths(|| {
                 let mut sum = before.clone();
                 contribute(&mut sum, values.values(), pre, wire, fold);
                 sum.into_iter().map(f32::to_bits).collect()
@@ -102,6 +103,38 @@ fn packing_divides_in_f32_and_rounds_once() {
 }
 
 #[test]
+fn a_bf16_wire_has_the_same_bits_on_all_widths() {
+    for source in around_every_bf16() {
+        for pre in [1.0, 2.0, 3.0] {
+            let pre = Divisor::new(pre).unwrap();
+            let rounded = source.iter().map(|value| bf16::from_f32(value / pre.value()));
+            let rounded: Vec<bf16> = rounded.collect();
+            let packed = on_all_widths(|| {
+                let mut packed = vec![bf16::ZERO; source.len()];
+                pack(ValuesMut::BF16(&mut packed), Values::F32(&source), pre);
+                packed.into_iter().map(bf16::to_bits).collect::<Vec<_>>()
+            });
+            let expected: Vec<_> = rounded.iter().map(|value| value.to_bits()).collect();
+            assert_eq!(packed, expected, "{pre:?}");
+
+            for fold in FOLDS {
+                let sum = on_all_widths(|| {
+                    let mut sum = vec![1.5; source.len()];
+                    contribute(&mut sum, Values::F32(&source), pre, Wire::BF16, fold);
+                    bits(&sum)
+                });
+                let folded = |value: &bf16| match fold {
+                    Fold::Replace => value.to_f32(),
+                    Fold::Add => 1.5 + value.to_f32(),
+                };
+                let expected: Vec<f32> = rounded.iter().map(folded).collect();
+                assert_eq!(sum, bits(&expected), "{pre:?}, {fold:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn non_finite_values_arrive_as_such() {
     for dtype in REALS {
         let values = buffer(dtype, &[f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 1.0]);
@@ -157,12 +190,12 @@ fn settling_divides_and_folds() {
     let sum = numbers(1029);
     for post in [1.0, 4.0, 7.0] {
         let post = Divisor::new(post).unwrap();
-        let replaced = on_both(|| {
+        let replaced = on_all_widths(|| {
             let mut target = vec![0.5; sum.len()];
             settle(&mut target, &sum, post, Fold::Replace);
             target
         });
-        let added = on_both(|| {
+        let added = on_all_widths(|| {
             let mut target = vec![0.5; sum.len()];
             settle(&mut target, &sum, post, Fold::Add);
             target

@@ -1,6 +1,8 @@
 //! The results equal those of a pass for each member, a pass for the sum and one for the check, bit
 //! for bit.
 
+use std::array;
+
 use proptest::prelude::*;
 
 use super::{FUSED, contribute_all, sum_contributions};
@@ -8,8 +10,8 @@ use crate::accumulate::{Fold, Scaling, contribute, settle};
 use crate::buffer::HostBuffer;
 use crate::divisor::Divisor;
 use crate::inspect::first_non_finite;
-use crate::simd::tests::on_both;
-use crate::tests::{FOLDS, REALS, WIRES, buffer};
+use crate::simd::tests::on_all_widths;
+use crate::tests::{FOLDS, REALS, WIRES, around_every_bf16, buffer};
 use crate::values::Values;
 use crate::wire::Wire;
 
@@ -55,7 +57,7 @@ fn check(members: &[HostBuffer], scaling: Scaling, fold: Fold) {
     let contributions: Vec<Values<'_>> = members.iter().map(HostBuffer::values).collect();
     let before = numbers(members.first().map_or(5, HostBuffer::len), 31, Specials::Replaced);
     let bits = |target: Vec<f32>| target.into_iter().map(bits).collect::<Vec<_>>();
-    let found = on_both(|| {
+    let found = on_all_widths(|| {
         let mut target = before.clone();
         let first = sum_contributions(&mut target, &contributions, scaling, fold);
         (bits(target), first)
@@ -71,7 +73,7 @@ fn check_all(members: &[HostBuffer], scaling: Scaling, fold: Fold) {
     let pre = scaling.pre;
     let wire = scaling.wire;
     let before = numbers(members.first().map_or(5, HostBuffer::len), 31, Specials::Replaced);
-    let found = on_both(|| {
+    let found = on_all_widths(|| {
         let mut sum = before.clone();
         contribute_all(&mut sum, &contributions, pre, wire, fold);
         sum.into_iter().map(bits).collect::<Vec<_>>()
@@ -108,6 +110,26 @@ fn every_dtype_wire_divisor_and_number_of_members() {
                     check(&members, scaling, fold);
                     check_all(&members, scaling, fold);
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_bf16_wire_has_the_same_bits_on_all_widths() {
+    for first in around_every_bf16() {
+        // Members whose sums have all signs and many sizes, each with NaN at places of its own.
+        let of = |member: usize| {
+            let mut values = first.clone();
+            values.rotate_left(member * 21_001);
+            HostBuffer::from(values)
+        };
+        let members: [_; FUSED] = array::from_fn(of);
+        for (count, fold) in (1..=FUSED).flat_map(|count| FOLDS.map(|fold| (count, fold))) {
+            for (pre, post) in [(1.0, 1.0), (2.0, 3.0)] {
+                let scaling = Scaling { wire: Wire::BF16, pre: divisor(pre), post: divisor(post) };
+                check(&members[..count], scaling, fold);
+                check_all(&members[..count], scaling, fold);
             }
         }
     }

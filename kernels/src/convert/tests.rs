@@ -3,7 +3,7 @@ use hsdp_sharding::DType;
 
 use super::{cast, unpack};
 use crate::buffer::HostBuffer;
-use crate::simd::tests::on_both;
+use crate::simd::tests::on_all_widths;
 use crate::tests::REALS;
 use crate::values::{Values, ValuesMut};
 
@@ -25,7 +25,7 @@ fn a_cast_rounds_once_and_an_unpack_is_exact() {
     for (len, dtype) in [0, 1, 7, 8, 65, 1000].into_iter().flat_map(|len| REALS.map(|d| (len, d))) {
         let source = thirds(len);
         let expected: Vec<f32> = source.iter().map(|value| rounded(dtype, *value)).collect();
-        let result = on_both(|| {
+        let result = on_all_widths(|| {
             let mut buffer = HostBuffer::zeros(dtype, len).unwrap();
             cast(buffer.values_mut(), &source);
             let mut unpacked = vec![f32::NAN; len];

@@ -1,7 +1,8 @@
 use proptest::prelude::*;
 
-use super::{LANES, STRIDE, first_non_finite, squared_distance, squared_norm};
-use crate::simd::tests::on_both;
+use super::{LANES, STRIDE, first_non_finite, non_finite_bits, squared_distance, squared_norm};
+use crate::simd::tests::on_all_widths;
+use crate::tests::around_every_bf16;
 
 /// The squared norm in the order of additions that [`squared_norm`] promises, as a plain loop.
 fn in_lanes(values: &[f32]) -> f64 {
@@ -43,6 +44,16 @@ fn a_norm_of_something_not_finite_is_not_finite() {
 }
 
 #[test]
+fn infinities_and_nan_alone_are_found() {
+    for value in around_every_bf16().flatten() {
+        let found = first_non_finite(&[1.0, value]);
+        assert_eq!(found, (!value.is_finite()).then_some(1), "{:#x}", value.to_bits());
+        let is_found = non_finite_bits(value) != 0;
+        assert_eq!(is_found, !value.is_finite(), "{:#x}", value.to_bits());
+    }
+}
+
+#[test]
 fn finds_every_place_of_every_kind() {
     for len in [1, 15, STRIDE, STRIDE + 1, 3 * STRIDE + 5] {
         assert_eq!(first_non_finite(&vec![f32::MAX; len]), None);
@@ -61,7 +72,7 @@ fn finds_every_place_of_every_kind() {
 proptest! {
     #[test]
     fn a_norm_adds_in_the_promised_order(values in prop::collection::vec(-1e3_f32..1e3, 0..200)) {
-        let norm = on_both(|| squared_norm(&values).to_bits());
+        let norm = on_all_widths(|| squared_norm(&values).to_bits());
         prop_assert_eq!(norm, in_lanes(&values).to_bits());
     }
 
@@ -74,7 +85,7 @@ proptest! {
         let values = of(|pair| pair.0);
 let others = of(|pair| pair.1);
         let differences: Vec<f32> = values.iter().zip(&others).map(|(value, other)| value - other).collect();
-        let distance = on_both(|| squared_distance(&values, &others).to_bits());
+        let distance = on_all_widths(|| squared_distance(&values, &others).to_bits());
         prop_assert_eq!(distance, in_lanes(&differences).to_bits());
     }
 
@@ -84,6 +95,6 @@ let others = of(|pair| pair.1);
         for place in &places {
             values[*place] = f32::NAN;
         }
-        prop_assert_eq!(on_both(|| first_non_finite(&values)), places.first().copied());
+        prop_assert_eq!(on_all_widths(|| first_non_finite(&values)), places.first().copied());
     }
 }

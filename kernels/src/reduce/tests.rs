@@ -5,13 +5,13 @@ use proptest::prelude::*;
 use super::{ReduceOp, average_elements, reduce_elements};
 use crate::element::Element;
 use crate::error::Error;
-use crate::simd::tests::on_both;
+use crate::simd::tests::on_all_widths;
 
 const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Product, ReduceOp::Min, ReduceOp::Max];
 
 fn reduce<T: Element>(op: ReduceOp, sources: &[Vec<T>]) -> Vec<T> {
     let sources: Vec<&[T]> = sources.iter().map(Vec::as_slice).collect();
-    on_both(|| {
+    on_all_widths(|| {
         let mut target = vec![T::zeroed(); sources[0].len()];
         reduce_elements(op, &mut target, &sources);
         target

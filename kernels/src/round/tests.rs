@@ -3,6 +3,7 @@
 use half::{bf16, f16};
 
 use super::{from_bf16_bits, from_f16_bits, round_bf16, round_f16, to_bf16_bits, to_f16_bits};
+use crate::tests::around_every_bf16;
 
 /// Every 16-bit float, every midpoint of two neighbors, and the f32 next to these, of both signs.
 fn decisive_values() -> impl Iterator<Item = f32> {
@@ -39,6 +40,14 @@ fn f32_to_bf16_as_half() {
         assert_eq!(to_bf16_bits(value), expected.to_bits(), "{value:e} {:#x}", value.to_bits());
         let rounded = round_bf16(value).to_bits();
         assert_eq!(rounded, expected.to_f32().to_bits(), "{value:e} {:#x}", value.to_bits());
+    }
+}
+
+#[test]
+fn all_upper_halves_to_bf16_as_half() {
+    for value in around_every_bf16().flatten() {
+        let expected = bf16::from_f32(value);
+        assert_eq!(to_bf16_bits(value), expected.to_bits(), "{:#x}", value.to_bits());
     }
 }
 

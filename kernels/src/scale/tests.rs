@@ -1,5 +1,5 @@
 use super::{divide_in_place, scaled_copy};
-use crate::simd::tests::on_both;
+use crate::simd::tests::on_all_widths;
 
 fn values() -> Vec<f32> {
     (0..=u32::MAX).step_by(1_999_993).map(f32::from_bits).filter(|x| !x.is_nan()).collect()
@@ -28,12 +28,12 @@ const DIVISORS: [f64; 13] = [
 fn divides_in_f64_and_rounds_once() {
     let source = values();
     for divisor in DIVISORS {
-        let copied = on_both(|| {
+        let copied = on_all_widths(|| {
             let mut target = vec![0.0; source.len()];
             scaled_copy(&mut target, &source, divisor);
             target
         });
-        let in_place = on_both(|| {
+        let in_place = on_all_widths(|| {
             let mut target = source.clone();
             divide_in_place(&mut target, divisor);
             target

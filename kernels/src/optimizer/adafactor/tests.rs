@@ -2,7 +2,7 @@
 //! parameters; and runs with the whole.
 
 use super::*;
-use crate::simd::tests::on_both;
+use crate::simd::tests::on_all_widths;
 
 const STEP: AdafactorStep = AdafactorStep {
     learning_rate: 0.05,
@@ -222,7 +222,7 @@ fn runs_give_the_sums_of_the_whole_and_the_bits_of_its_elements_on_every_machine
         }
         parameter
     };
-    assert_eq!(on_both(|| updated(&cut)), updated(&whole));
+    assert_eq!(on_all_widths(|| updated(&cut)), updated(&whole));
 }
 
 /// sqrt(epsilon1^2) divides a gradient whose moments are 0, and the update is scaled down to a root

@@ -7,7 +7,7 @@ use crate::buffer::HostBuffer;
 use crate::convert::cast;
 use crate::optimizer::{AdamWStep, LionStep, MomentumKind, SgdStep, adamw, lion, sgd};
 use crate::scale::divide_in_place;
-use crate::simd::tests::on_both;
+use crate::simd::tests::on_all_widths;
 use crate::tests::bits;
 use hsdp_sharding::DType;
 
@@ -138,7 +138,11 @@ impl Case {
 fn one_pass_is_its_passes_one_after_another_on_every_machine() {
     for case in Case::all() {
         for update in UPDATES {
-            assert_eq!(on_both(|| case.fused(update)), case.one_after_another(update), "{case:?}");
+            assert_eq!(
+                on_all_widths(|| case.fused(update)),
+                case.one_after_another(update),
+                "{case:?}"
+            );
         }
     }
 }

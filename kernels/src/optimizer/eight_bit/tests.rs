@@ -4,7 +4,7 @@
 use super::{EIGHT_BIT_BLOCK, EightBit, adamw_8bit, decode, encode};
 use crate::optimizer::AdamWStep;
 use crate::optimizer::dynamic_map::DynamicMap;
-use crate::simd::tests::on_both;
+use crate::simd::tests::on_all_widths;
 use crate::simd::vectorized;
 
 /// The map of a moment: the first has numbers of both signs.
@@ -163,7 +163,7 @@ fn an_element_changes_by_at_most_half_of_the_largest_gap() {
         if moment == Moment::Second {
             values.iter_mut().for_each(|value| *value *= *value);
         }
-        let state = on_both(|| {
+        let state = on_all_widths(|| {
             let mut state = State::new(1000);
             encode_all(moment, &values, &mut state);
             state
@@ -301,7 +301,7 @@ fn the_bits_do_not_depend_on_the_machine_or_on_where_a_slice_is_cut_between_bloc
         }
         (parameter, first, second)
     };
-    let whole = on_both(|| updated(&[0, 6]));
+    let whole = on_all_widths(|| updated(&[0, 6]));
     assert_eq!(updated(&[0, 1, 2, 3, 4, 5, 6]), whole);
     assert_eq!(updated(&[0, 2, 5, 6]), whole);
 }

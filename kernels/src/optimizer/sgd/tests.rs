@@ -1,7 +1,7 @@
 //! Updates are compared with the same update in f64, and bit for bit with one element at a time.
 
 use super::{MomentumKind, SgdStep, sgd};
-use crate::simd::tests::on_both;
+use crate::simd::tests::on_all_widths;
 use crate::tests::{assert_elementwise, assert_follows};
 
 const STEP: SgdStep = SgdStep {
@@ -49,7 +49,7 @@ fn a_slice_is_its_elements_on_every_machine() {
 #[test]
 fn without_momentum_it_is_a_step_down_the_gradient() {
     let step = SgdStep { momentum: 0.0, weight_decay: 0.0, clip: 1.0, ..STEP };
-    let updated = on_both(|| {
+    let updated = on_all_widths(|| {
         let mut parameter = vec![1.0; 11];
         sgd(&step, &mut parameter, &[2.0; 11], None);
         parameter
