@@ -79,6 +79,12 @@ pub(crate) fn has_f16c() -> bool {
     has_avx2() && std::arch::is_x86_feature_detected!("f16c")
 }
 
+/// Whether this machine multiplies pairs of bf16.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn has_avx512_bf16() -> bool {
+    has_avx512() && std::arch::is_x86_feature_detected!("avx512bf16")
+}
+
 /// Whether vectors of this width are used where the machine has them. A test can forbid them.
 #[cfg(target_arch = "x86_64")]
 #[cfg_attr(not(test), expect(unused_variables, reason = "only a test forbids a width"))]

@@ -174,7 +174,7 @@ impl HostIteration<'_> {
         let x = wide(self.matrix, self.rows, self.columns);
         matmul(self.gram, Fold::Replace, [x, x.t()], self.threads);
         self.round.all(self.gram);
-        let gram = Matrix::new(self.gram, short, short);
+        let gram = Matrix::new(&*self.gram, short, short);
         let square = &mut self.product[..short * short];
         matmul(square, Fold::Replace, [gram, gram], self.threads);
         self.round.combine(self.gram, square, b, c);
@@ -192,7 +192,7 @@ impl HostIteration<'_> {
         let short = rows.min(columns);
         let width = range.len();
         let part = wide(self.matrix, rows, columns).columns(range.clone());
-        let b = Matrix::new(self.gram, short, short);
+        let b = Matrix::new(&*self.gram, short, short);
         let product = &mut self.product[..short * width];
         if rows > columns {
             // Columns of X are rows of the matrix, which are contiguous.

@@ -20,14 +20,17 @@ pub(super) fn widest() -> usize {
 ///
 /// Results are compared as `PartialEq` compares them: return bits where NaN may occur.
 pub(crate) fn on_all_widths<R: PartialEq + std::fmt::Debug>(body: impl Fn() -> R) -> R {
-    let [wide, others @ ..] = WIDTHS.map(|width| {
-        WIDEST.set(width);
-        let result = body();
-        WIDEST.set(WIDTHS[0]);
-        result
-    });
+    let [wide, others @ ..] = WIDTHS.map(|width| up_to_width(width, &body));
     for (width, narrow) in WIDTHS[1..].iter().zip(others) {
         assert_eq!(wide, narrow, "vectors of this machine and of {width} f32 differ");
     }
     wide
+}
+
+/// Runs `body` with vectors of at most `width` f32.
+pub(crate) fn up_to_width<R>(width: usize, body: impl FnOnce() -> R) -> R {
+    WIDEST.set(width);
+    let result = body();
+    WIDEST.set(WIDTHS[0]);
+    result
 }

@@ -412,7 +412,7 @@ impl HeadGroup<'_> {
             let [k, v] = [k, v].map(|values| self.matrix(values, keys.clone()));
             matmul(shares, Fold::Replace, [q, k.t()], Threads::One);
             self.to_shares(&block, shares);
-            let shares = Matrix::new(shares, queries.len(), keys.len());
+            let shares = Matrix::new(&*shares, queries.len(), keys.len());
             matmul(output, Fold::Replace, [shares, v], Threads::One);
         }
         output

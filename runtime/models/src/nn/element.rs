@@ -6,7 +6,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType, Error, Layout, Result, Storage, Tensor, WithDType, bail};
 use half::{bf16, f16};
 use hsdp_candle::Gradient;
-use hsdp_kernels::{Real, Values, cast, unpack};
+use hsdp_kernels::{Real, Values, unpack};
 use parking_lot::RwLockReadGuard;
 
 /// An element type that the layers support.
@@ -38,10 +38,6 @@ macro_rules! with_element {
     };
 }
 pub(super) use with_element;
-
-pub(super) fn zeros<T: LayerElement>(len: usize) -> Vec<T> {
-    vec![T::zeroed(); len]
-}
 
 /// A contiguous tensor on the CPU.
 #[derive(Clone, Copy)]
@@ -140,21 +136,6 @@ impl<'a> LentTensor<'a> {
             }
             _ => bail!("the backward of a layer on the CPU was applied to another device"),
         }
-    }
-}
-
-/// Rounds elements from f32 to a dtype.
-pub(super) fn rounded(dtype: DType, wide: Vec<f32>) -> Result<CpuStorage> {
-    fn narrowed<T: LayerElement>(wide: &[f32]) -> CpuStorage {
-        let mut narrow = zeros::<T>(wide.len());
-        cast(T::values_mut(&mut narrow), wide);
-        T::to_cpu_storage_owned(narrow)
-    }
-    match dtype {
-        DType::F32 => Ok(CpuStorage::F32(wide)),
-        DType::BF16 => Ok(narrowed::<bf16>(&wide)),
-        DType::F16 => Ok(narrowed::<f16>(&wide)),
-        other => bail!("a layer has no {} output", other.as_str()),
     }
 }
 

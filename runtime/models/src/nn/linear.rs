@@ -1,13 +1,14 @@
 //! Linear layers.
 
-use candle_core::{CpuStorage, Result, Shape, Tensor, bail};
+use candle_core::{CpuStorage, DType, Result, Shape, Tensor, bail};
+use half::bf16;
 use hsdp_candle::Gradient;
 use hsdp_kernels::{Fold, Matrix, Threads, Values, matmul, product};
 
 use super::composed;
-use super::element::{LayerInput, check_dtypes, last_dim, rounded};
+use super::element::{LayerElement, LayerInput, check_dtypes, last_dim};
 use super::layer::{CpuLayer, LayerGradients, apply};
-use super::rows::{Rows, in_order};
+use super::rows::{ANY_WIDTH, Rows, in_order};
 
 const NAME: &str = "linear";
 
@@ -15,7 +16,8 @@ const NAME: &str = "linear";
 /// bias `[outputs]`.
 ///
 /// On the CPU the backward computes only the gradients that candle tracks, so a frozen weight costs
-/// no time there. On a GPU this is [`composed::linear`].
+/// no time there. If `x` and the weight are bf16, the backward rounds the gradient of the output to
+/// bf16 before it is multiplied: processors multiply bf16 at twice the speed of f32. On a GPU this is [`composed::linear`].
 ///
 /// # Errors
 /// If the shapes do not fit, or a dtype is not f32, bf16 or f16.
@@ -65,9 +67,10 @@ fn forward(
     let count = count(&dims);
     let inputs = dims.pop().unwrap_or_default();
     let outputs = weight.dims()[0];
-    let wide_x = x.wide(NAME)?;
-    let weight = weight.wide(NAME)?;
-    let factors = [Matrix::new(&wide_x, count, inputs), Matrix::new(&weight, outputs, inputs).t()];
+    let factors = [
+        Matrix::new(x.values(NAME)?, count, inputs),
+        Matrix::new(weight.values(NAME)?, outputs, inputs).t(),
+    ];
     let y = match bias {
         Some(bias) => {
             let mut y = bias.repeat(count);
@@ -77,7 +80,24 @@ fn forward(
         None => product(factors, Threads::Pool),
     };
     dims.push(outputs);
-    Ok((rounded(x.dtype(), y)?, dims.into()))
+    let y = match x.dtype() {
+        DType::BF16 => CpuStorage::BF16(narrowed(&y)),
+        DType::F16 => CpuStorage::F16(narrowed(&y)),
+        _ => CpuStorage::F32(y),
+    };
+    Ok((y, dims.into()))
+}
+
+/// Returns elements rounded from f32.
+fn narrowed<T: LayerElement>(wide: &[f32]) -> Vec<T> {
+    let rows = Rows { inputs: [Values::F32(wide)], width: ANY_WIDTH };
+    let [narrow] = rows.map(|_, [x], [y]| y.copy_from_slice(x));
+    narrow
+}
+
+/// Returns whether both factors of the forward are bf16. Then those of the backward are, too.
+fn has_pairs(x: LayerInput<'_>, weight: LayerInput<'_>) -> bool {
+    [x, weight].iter().all(|it| it.dtype() == DType::BF16)
 }
 
 impl CpuLayer<2> for LinearOp {
@@ -96,14 +116,19 @@ impl CpuLayer<2> for LinearOp {
     ) -> Result<LayerGradients<2>> {
         let (outputs, inputs) = weight.dims2()?;
         let count = count(x.dims());
-        let g = Matrix::new(g.elements(), count, outputs);
+        let rounded = has_pairs(x, weight).then(|| narrowed::<bf16>(g.elements()));
+        let g = Matrix::new(
+            rounded.as_deref().map_or(Values::F32(g.elements()), Values::BF16),
+            count,
+            outputs,
+        );
         let of_x = x.gradient(|| {
-            let weight = weight.wide(NAME)?;
-            Ok(product([g, Matrix::new(&weight, outputs, inputs)], Threads::Pool))
+            let weight = Matrix::new(weight.values(NAME)?, outputs, inputs);
+            Ok(product([g, weight], Threads::Pool))
         })?;
         let of_weight = weight.gradient(|| {
-            let x = x.wide(NAME)?;
-            Ok(product([g.t(), Matrix::new(&x, count, inputs)], Threads::Pool))
+            let x = Matrix::new(x.values(NAME)?, count, inputs);
+            Ok(product([g.t(), x], Threads::Pool))
         })?;
         Ok([of_x, of_weight])
     }
