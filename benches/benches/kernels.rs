@@ -143,7 +143,7 @@ fn contributed<T: Real>(len: usize, wire: Wire, pre: f32) -> Case {
     Case { bytes: bytes::<T>(len) + 2 * bytes::<f32>(len), run: Box::new(run) }
 }
 
-/// The gradients of N members, summed in blocks as the runtime does and added to a partial.
+/// Sums the gradients of N members in blocks, as the runtime does, and adds them to a partial.
 fn summed<const N: usize>(len: usize, wire: Wire) -> Case {
     const BLOCK: usize = 8 << 10;
     let members: [Vec<f32>; N] = std::array::from_fn(|_| numbers(len, |number| number));

@@ -1,5 +1,7 @@
 //! Copies between f32 and the 16-bit dtypes.
 
+use std::borrow::Cow;
+
 use crate::float16::{narrow_bf16, narrow_f16, widen_bf16, widen_f16};
 use crate::values::{Values, ValuesMut};
 
@@ -36,7 +38,15 @@ pub fn unpack(target: &mut [f32], source: Values<'_>) {
     }
 }
 
-impl Values<'_> {
+impl<'a> Values<'a> {
+    /// Returns the elements in f32: themselves, or a copy. The conversion is exact.
+    pub fn wide(self) -> Cow<'a, [f32]> {
+        match self {
+            Self::F32(values) => Cow::Borrowed(values),
+            values => Cow::Owned(values.to_f32()),
+        }
+    }
+
     /// Copies the elements into a new vector of f32. The conversion is exact.
     pub fn to_f32(self) -> Vec<f32> {
         let mut full = vec![0.0; self.len()];

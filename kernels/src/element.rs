@@ -35,6 +35,12 @@ pub trait Real: Element {
     fn values_mut(values: &mut [Self]) -> ValuesMut<'_>;
 }
 
+impl<'a, T: Real> From<&'a [T]> for Values<'a> {
+    fn from(values: &'a [T]) -> Self {
+        T::values(values)
+    }
+}
+
 impl Element for f32 {
     const DTYPE: DType = DType::F32;
 }

@@ -5,7 +5,7 @@
 //! counted. Their results depend on their arguments alone: not on alignment, not on the width of
 //! the machine's vectors, and not on how a caller cuts a range (except that [`squared_norm`] is a
 //! sum over the range that it is given). [`matmul`], for layers, is different: it may use rayon's
-//! threads, and its last bits depend on the processor.
+//! threads, and its bits depend on the processor.
 //!
 //! | concept | PyTorch's word | here |
 //! | --- | --- | --- |
@@ -96,7 +96,7 @@ pub use self::error::Error;
 pub use self::fresh::{FreshPart, FreshVec};
 pub use self::gradient::{GradientValues, read_once};
 pub use self::inspect::{first_non_finite, squared_distance, squared_norm};
-pub use self::matmul::{Matrix, Threads, matmul, product};
+pub use self::matmul::{Matrix, Threads, matmul, multiplies_bf16, product};
 pub use self::optimizer::{
     AdamWStep, EIGHT_BIT_BLOCK, EightBit, FusedUpdate, LionStep, MatrixDType, MomentumKind,
     MuonStep, NewtonSchulz, SgdStep, UPDATE_BLOCK, adafactor, adamw, adamw_8bit, lion, muon,

@@ -39,7 +39,7 @@ pub(crate) struct RoundBF16;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Then<A, B>(pub(crate) A, pub(crate) B);
 
-/// `target = map(source)`. Both have one length.
+/// Computes `target = map(source)`. Both have one length.
 pub(crate) fn replace<M: Map>(target: &mut [f32], source: &[f32], map: M) {
     vectorized_to(
         M::WIDTH,
@@ -52,7 +52,7 @@ pub(crate) fn replace<M: Map>(target: &mut [f32], source: &[f32], map: M) {
     );
 }
 
-/// `target = map(source)`, rounded to bf16. Both have one length.
+/// Computes `target = map(source)`, rounded to bf16. Both have one length.
 pub(crate) fn replace_bf16<M: Map>(target: &mut [bf16], source: &[f32], map: M) {
     let target: &mut [u16] = cast_slice_mut(target);
     vectorized_to(

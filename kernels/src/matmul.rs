@@ -1,15 +1,14 @@
 //! Products of matrices.
 //!
 //! Two factors of bf16 are multiplied by AVX-512's instruction for pairs of bf16 (`vdpbf16ps`),
-//! where the processor has it, at twice the speed of f32. All other factors are converted to f32.
+//! where the processor has it, at up to twice the speed of f32. All other factors are converted to
+//! f32.
 
-use std::borrow::Cow;
 use std::ops::Range;
 
 use gemm::{Parallelism, gemm};
 
 use crate::accumulate::Fold;
-use crate::convert::unpack;
 use crate::values::Values;
 
 #[cfg(target_arch = "x86_64")]
@@ -61,18 +60,9 @@ impl<'a> Matrix<'a> {
         Self { values: values.slice(start..start + reach), rows, columns, strides }
     }
 
-    /// Returns the elements in memory in f32, with their strides.
-    fn wide(self) -> (Cow<'a, [f32]>, (isize, isize)) {
-        let strides = (self.strides.0.cast_signed(), self.strides.1.cast_signed());
-        let wide = match self.values {
-            Values::F32(values) => Cow::Borrowed(values),
-            values => {
-                let mut wide = vec![0.0; values.len()];
-                unpack(&mut wide, values);
-                Cow::Owned(wide)
-            }
-        };
-        (wide, strides)
+    /// Returns the strides of rows and of columns.
+    const fn signed_strides(self) -> (isize, isize) {
+        (self.strides.0.cast_signed(), self.strides.1.cast_signed())
     }
 }
 
@@ -100,9 +90,9 @@ impl Threads {
 ///
 /// Elements are multiplied and summed in f32, whatever their dtypes, by the widest vectors of this
 /// machine, and multiplications are fused with additions. So the bits depend on the processor; on
-/// one machine they are the same in each run. Two factors of bf16 have bits of their own on
-/// processors with AVX512-BF16: their products are summed in pairs, and numbers below 2^-126 count
-/// as zeros.
+/// one machine they are the same in each run. A product of two factors of bf16 has other bits on
+/// processors with AVX512-BF16 ([`multiplies_bf16`]), which sum in pairs and take subnormal numbers
+/// for zeros, those of the target among them.
 ///
 /// # Panics
 /// If `a` has not as many columns as `b` has rows, or `target` has not the size of the product.
@@ -114,8 +104,18 @@ pub fn matmul(target: &mut [f32], fold: Fold, factors: [Matrix<'_>; 2], threads:
     unsafe { multiply(target.as_mut_ptr(), fold, factors, threads) }
 }
 
-/// Returns the product of `a` and `b`, whose rows are contiguous. It has the bits of [`matmul`], and
-/// its memory is written once.
+/// Returns whether this processor has instructions that multiply bf16, which [`matmul`] and
+/// [`product`] use if both factors are bf16.
+#[must_use]
+pub fn multiplies_bf16() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return crate::simd::has_avx512_bf16();
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
+/// Returns the product of `a` and `b`, whose rows are contiguous. It has the bits of [`matmul`],
+/// and its memory is written once.
 ///
 /// # Panics
 /// If `a` has not as many columns as `b` has rows, or there is no memory for the product.
@@ -140,7 +140,8 @@ pub fn product(factors: [Matrix<'_>; 2], threads: Threads) -> Vec<f32> {
 unsafe fn multiply(target: *mut f32, fold: Fold, [a, b]: [Matrix<'_>; 2], threads: Threads) {
     #[cfg(target_arch = "x86_64")]
     if let [Values::BF16(_), Values::BF16(_)] = [a.values, b.values]
-        && crate::simd::has_avx512_bf16()
+        && a.columns > 0
+        && multiplies_bf16()
     {
         let threads = match threads {
             Threads::One => 1,
@@ -149,8 +150,9 @@ unsafe fn multiply(target: *mut f32, fold: Fold, [a, b]: [Matrix<'_>; 2], thread
         // SAFETY: K-6, the target is the caller's, and the condition saw the instructions.
         return unsafe { pairs::multiply(target, fold, [a, b], threads) };
     }
-    let (of_a, (a_row, a_column)) = a.wide();
-    let (of_b, (b_row, b_column)) = b.wide();
+    let [of_a, of_b] = [a.values.wide(), b.values.wide()];
+    let (a_row, a_column) = a.signed_strides();
+    let (b_row, b_column) = b.signed_strides();
     let row = b.columns.cast_signed();
     let column = 1;
     // SAFETY: K-6, the sizes and strides of each matrix reach no further than its elements, and the

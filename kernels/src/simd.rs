@@ -9,11 +9,10 @@
 //!
 //! Rounding to bf16 takes so many instructions that it can take longer than reading the elements
 //! from memory. AVX-512 has fewer, since each rounds sixteen elements and a mask selects the NaN.
-//! Other kernels do not become faster with it: from memory they take the same time, and in the
-//! first-level cache of a Zen 4 sums of f32 took 1.1 times and AdamW 1.9 times as long.
+//! Most other kernels gain nothing from it, and AdamW takes 1.9 times as long in the caches of a
+//! Zen 4 ([record](../../benches/records/2026-11-29-two-core-epyc/README.md)).
 
-/// Width of vectors: the greatest for which a loop is compiled. The discriminant is a number of
-/// f32.
+/// Greatest width of vectors for which a loop is compiled, as a number of f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Width {
     /// The vectors of AVX2.
@@ -57,7 +56,7 @@ fn run_with_avx2<R>(loops: impl FnOnce() -> R) -> R {
     loops()
 }
 
-/// Whether this machine has vectors of sixteen f32, and masks for vectors of all widths.
+/// Returns whether this machine has vectors of sixteen f32, and masks for vectors of all widths.
 #[cfg(target_arch = "x86_64")]
 fn has_avx512() -> bool {
     is_allowed(Width::Sixteen)
@@ -67,25 +66,26 @@ fn has_avx512() -> bool {
         && std::arch::is_x86_feature_detected!("avx512vl")
 }
 
-/// Whether this machine has vectors of eight f32.
+/// Returns whether this machine has vectors of eight f32.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn has_avx2() -> bool {
     is_allowed(Width::Eight) && std::arch::is_x86_feature_detected!("avx2")
 }
 
-/// Whether this machine converts f16 by an instruction.
+/// Returns whether this machine converts f16 by an instruction.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn has_f16c() -> bool {
     has_avx2() && std::arch::is_x86_feature_detected!("f16c")
 }
 
-/// Whether this machine multiplies pairs of bf16.
+/// Returns whether this machine multiplies pairs of bf16.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn has_avx512_bf16() -> bool {
     has_avx512() && std::arch::is_x86_feature_detected!("avx512bf16")
 }
 
-/// Whether vectors of this width are used where the machine has them. A test can forbid them.
+/// Returns whether vectors of this width are used where the machine has them. A test can forbid
+/// them.
 #[cfg(target_arch = "x86_64")]
 #[cfg_attr(not(test), expect(unused_variables, reason = "only a test forbids a width"))]
 fn is_allowed(width: Width) -> bool {

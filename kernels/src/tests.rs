@@ -24,8 +24,9 @@ pub(crate) fn buffer(dtype: DType, source: &[f32]) -> HostBuffer {
 /// Lower halves of f32 around the points where rounding to bf16 changes.
 const LOWER_HALVES: [u32; 8] = [0, 1, 0x4000, 0x7fff, 0x8000, 0x8001, 0xc001, 0xffff];
 
-/// Returns, for each of some lower halves, the f32 with it and all upper halves: numbers,
-/// subnormals, infinities and NaN of both signs, below, on and above each midpoint of two bf16.
+/// Returns a vector for each of [`LOWER_HALVES`], of the f32 with this lower half and any upper
+/// half: numbers, subnormals, infinities and NaN of both signs, below, on and above each midpoint
+/// of two bf16.
 pub(crate) fn around_every_bf16() -> impl Iterator<Item = Vec<f32>> {
     let with =
         |lower| (0..=u32::from(u16::MAX)).map(move |upper| f32::from_bits(upper << 16 | lower));

@@ -5,8 +5,6 @@ use std::ops::Range;
 use half::{bf16, f16};
 use hsdp_sharding::DType;
 
-use crate::element::Real;
-
 /// Parameters or gradients of f32, f16 or bf16, borrowed for reading.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Values<'a> {
@@ -27,12 +25,6 @@ pub enum ValuesMut<'a> {
     F16(&'a mut [f16]),
     /// Elements of dtype bf16.
     BF16(&'a mut [bf16]),
-}
-
-impl<'a, T: Real> From<&'a [T]> for Values<'a> {
-    fn from(values: &'a [T]) -> Self {
-        T::values(values)
-    }
 }
 
 impl<'a> Values<'a> {

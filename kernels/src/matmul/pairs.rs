@@ -6,7 +6,6 @@ use gemmkit::driver::run;
 use gemmkit::kernel::Bf16DotGemmF32;
 use gemmkit::simd::Avx512Bf16;
 use gemmkit::{Parallelism, Workspace};
-use half::bf16;
 
 use super::Matrix;
 use crate::accumulate::Fold;
@@ -15,23 +14,28 @@ use crate::values::Values;
 /// Number of f32 in a vector.
 const LANES: usize = 16;
 
-/// Vectors of columns, and rows, of the part of a product that is computed in registers.
-const TILE: [usize; 2] = [2, 12];
+/// Number of vectors of columns in the tile of a product that is computed in registers.
+const COLUMN_VECTORS: usize = 2;
+
+/// Number of rows in a tile.
+const ROWS: usize = 12;
 
 /// Minimum number of multiplications for a thread. One thread makes them in about 10 us.
 const LEAST: usize = 1 << 20;
 
 thread_local! {
-    /// Memory for factors in the order in which the registers read them.
+    /// Memory for blocks of the factors in the order in which the registers read them. It grows to
+    /// at most twice the third-level cache.
     static PACKED: RefCell<Workspace> = const { RefCell::new(Workspace::new()) };
 }
 
 /// Computes the product of two matrices of bf16 on some threads of rayon's current pool. The order
-/// in which the products of an element are added does not depend on how many they are.
+/// in which the products of an element are added does not depend on the number of threads.
 ///
 /// # Safety
 /// K-6: `target` points to as many elements as the product has, which no other code accesses. They
-/// are initialized if the product is added. This machine has AVX512-BF16.
+/// are initialized if the product is added. The inner size is not 0, and this machine has
+/// AVX512-BF16.
 pub(super) unsafe fn multiply(
     target: *mut f32,
     fold: Fold,
@@ -59,7 +63,7 @@ struct Part<'a> {
 unsafe impl Send for Part<'_> {}
 
 impl Part<'_> {
-    /// Computes the part: it halves the longer side until each thread has its own.
+    /// Computes the part. Halves the longer side until each thread has a part of its own.
     ///
     /// # Safety
     /// K-6, as for [`multiply`].
@@ -71,20 +75,22 @@ impl Part<'_> {
             return unsafe { self.multiply_here() };
         }
         let half = threads / 2;
-        let cut = |len: usize, tile| (len * half / threads).next_multiple_of(tile).min(len);
-        let (first, second) = if rows >= columns {
-            let cut = cut(rows, TILE[1]);
+        let has_more_rows = rows >= columns;
+        let (side, tile) =
+            if has_more_rows { (rows, ROWS) } else { (columns, COLUMN_VECTORS * LANES) };
+        let cut = (side * half / threads).next_multiple_of(tile);
+        if cut >= side {
+            // SAFETY: K-6, as the caller vouches.
+            return unsafe { self.multiply_here() };
+        }
+        // SAFETY: K-6, the cut is before the end of its side, so an element of the part is there.
+        let target = unsafe { self.target.add(if has_more_rows { cut * self.row } else { cut }) };
+        let (first, second) = if has_more_rows {
             let of_rows = |range| self.a.t().columns(range).t();
-            let first = Self { a: of_rows(0..cut), ..self };
-            // SAFETY: K-6, a row of the product begins there, or its elements end.
-            let target = unsafe { self.target.add(cut * self.row) };
-            (first, Self { target, a: of_rows(cut..rows), ..self })
+            (Self { a: of_rows(0..cut), ..self }, Self { target, a: of_rows(cut..rows), ..self })
         } else {
-            let cut = cut(columns, TILE[0] * LANES);
-            let first = Self { b: self.b.columns(0..cut), ..self };
-            // SAFETY: K-6, a column of the product begins there, or its first row ends.
-            let target = unsafe { self.target.add(cut) };
-            (first, Self { target, b: self.b.columns(cut..columns), ..self })
+            let [left, right] = [0..cut, cut..columns].map(|range| self.b.columns(range));
+            (Self { b: left, ..self }, Self { target, b: right, ..self })
         };
         rayon::join(
             // SAFETY: K-6, as the caller vouches; the parts have no element in common.
@@ -106,26 +112,18 @@ impl Part<'_> {
         if a.rows == 0 || b.columns == 0 {
             return;
         }
-        // A pair of zeros stands for factors without inner elements.
-        let nothing = [bf16::ZERO];
-        let [of_a, of_b] =
-            [of_a, of_b].map(|values| if a.columns == 0 { nothing.as_slice() } else { values });
-        let strides = |(row, column): (usize, usize)| match a.columns {
-            0 => (0, 0),
-            _ => (row.cast_signed(), column.cast_signed()),
-        };
-        let (a_row, a_column) = strides(a.strides);
-        let (b_row, b_column) = strides(b.strides);
+        let (a_row, a_column) = a.signed_strides();
+        let (b_row, b_column) = b.signed_strides();
         let beta = if fold == Fold::Add { 1.0 } else { 0.0 };
         PACKED.with_borrow_mut(|packed| {
             // The kernel computes whole vectors of a column, so it gets the transposed product.
             // SAFETY: K-6, the sizes and strides of each matrix reach no further than its elements,
             // and the caller vouches for the target and the instructions.
             unsafe {
-                run::<Bf16DotGemmF32, Avx512Bf16, { TILE[0] }, { TILE[1] }>(
+                run::<Bf16DotGemmF32, Avx512Bf16, COLUMN_VECTORS, ROWS>(
                     Avx512Bf16,
                     b.columns,
-                    a.columns.max(1),
+                    a.columns,
                     a.rows,
                     1.0,
                     of_b.as_ptr(),

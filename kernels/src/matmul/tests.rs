@@ -10,10 +10,9 @@ const NOTHING: [f32; 0] = [];
 
 /// Returns the elements of a matrix, row by row, in f64.
 fn elements(matrix: Matrix<'_>) -> Vec<f64> {
-    let (wide, (row, column)) = matrix.wide();
-    let place = |at_row: usize, at_column: usize| {
-        at_row * row.unsigned_abs() + at_column * column.unsigned_abs()
-    };
+    let wide = matrix.values.wide();
+    let (row, column) = matrix.strides;
+    let place = |at_row: usize, at_column: usize| at_row * row + at_column * column;
     let rows = (0..matrix.rows).flat_map(|row| (0..matrix.columns).map(move |it| place(row, it)));
     rows.map(|place| f64::from(wide[place])).collect()
 }
@@ -121,7 +120,8 @@ fn the_bits_do_not_depend_on_the_threads() {
 
 #[test]
 fn numbers_that_are_not_finite_reach_their_row_alone() {
-    for (special, dtype) in [(f32::INFINITY, DType::F32), (f32::NAN, DType::BF16)] {
+    let specials = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
+    for (special, dtype) in specials.iter().flat_map(|it| REALS.map(|dtype| (*it, dtype))) {
         let mut left = scattered(30 * 9);
         left[4 * 9 + 8] = special;
         let [left, right] = [left, vec![1.0; 9 * 40]].map(|values| buffer(dtype, &values));
@@ -133,6 +133,18 @@ fn numbers_that_are_not_finite_reach_their_row_alone() {
             assert!(if row == 4 { is_special } else { is_finite }, "row {row} of {dtype}");
         }
     }
+}
+
+#[test]
+fn a_product_of_bf16_takes_subnormal_numbers_for_zeros_where_pairs_are_multiplied() {
+    let subnormal = f32::from_bits(1 << 20);
+    let left = buffer(DType::BF16, &[subnormal, 0.0]);
+    let right = buffer(DType::BF16, &[1.0, 1.0]);
+    let pair = [Matrix::new(left.values(), 1, 2), Matrix::new(right.values(), 2, 1)];
+    assert_eq!(up_to_width(8, || product(pair, Threads::One)), [subnormal]);
+    let mut sum = [subnormal];
+    matmul(&mut sum, Fold::Add, pair, Threads::One);
+    assert_eq!(sum, if multiplies_bf16() { [0.0] } else { [2.0 * subnormal] });
 }
 
 #[test]

@@ -9,7 +9,7 @@ thread_local! {
     static WIDEST: Cell<usize> = const { Cell::new(WIDTHS[0]) };
 }
 
-/// The number of f32 in the widest vectors that this thread may use.
+/// Returns the number of f32 in the widest vectors that this thread may use.
 #[cfg(target_arch = "x86_64")]
 pub(super) fn widest() -> usize {
     WIDEST.get()

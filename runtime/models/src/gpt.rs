@@ -269,7 +269,7 @@ pub struct GptMemory {
     pub logits: u64,
     /// Maximum bytes that the backward holds besides: gradients of one block's tensors, or of the
     /// logits. With 16-bit parameters this is a lower bound, because linear layers and attention
-    /// widen their operands.
+    /// convert factors of products.
     pub gradients: u64,
 }
 

@@ -30,14 +30,15 @@
 //!
 //! **Dtypes.** Inputs are f32, bf16 or f16; labels and ids are whole numbers. Arithmetic and sums
 //! are in f32, and each result is rounded once. A gradient that leaves the layers, to an op of
-//! candle or to the reduction of a parameter, is rounded to the dtype of its tensor; so is one that
-//! [`linear`] multiplies by bf16. Weights and tables may have another dtype than the input.
+//! candle or to the reduction of a parameter, is rounded to the dtype of its tensor. [`linear`]
+//! rounds the gradient of its output to bf16 if its input and weight are bf16. Weights and tables
+//! may have another dtype than the input.
 //!
 //! **Bits.** On the CPU, rows are computed in parallel on rayon's pool, like candle's matmul,
 //! except for [`embedding`]. The results do not depend on the number of threads, and exponentials
 //! and hyperbolic tangents do not depend on the system's mathematical library. Products use the
 //! widest vectors of the processor, and its instructions for bf16 ([`hsdp_kernels::matmul`]): on
-//! one machine each run gives the same bits, and on other processors the last bits may differ.
+//! one machine each run gives the same bits, and other processors may give others.
 //!
 //! **Devices.** Tensors that are not on the CPU go to the function of the same name in
 //! [`composed`], which is made of candle's ops.
@@ -52,6 +53,7 @@ pub mod composed;
 mod cross_entropy;
 mod element;
 mod embedding;
+mod factors;
 mod layer;
 mod linear;
 mod norms;

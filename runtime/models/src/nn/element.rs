@@ -6,7 +6,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType, Error, Layout, Result, Storage, Tensor, WithDType, bail};
 use half::{bf16, f16};
 use hsdp_candle::Gradient;
-use hsdp_kernels::{Real, Values, unpack};
+use hsdp_kernels::{Real, Values};
 use parking_lot::RwLockReadGuard;
 
 /// An element type that the layers support.
@@ -91,23 +91,12 @@ impl<'a> LayerInput<'a> {
 
     /// Returns the elements in f32.
     pub(super) fn wide(self, op: &'static str) -> Result<Cow<'a, [f32]>> {
-        Ok(widened(self.values(op)?))
+        Ok(self.values(op)?.wide())
     }
 
     /// Returns all elements of the storage of an f32 tensor with any layout, and the layout.
     pub(super) fn all(self) -> Result<(&'a [f32], &'a Layout)> {
         Ok((self.storage.as_slice()?, self.layout))
-    }
-}
-
-fn widened(values: Values<'_>) -> Cow<'_, [f32]> {
-    match values {
-        Values::F32(values) => Cow::Borrowed(values),
-        values => {
-            let mut wide = vec![0.0; values.len()];
-            unpack(&mut wide, values);
-            Cow::Owned(wide)
-        }
     }
 }
 

@@ -1,14 +1,14 @@
 //! Linear layers.
 
 use candle_core::{CpuStorage, DType, Result, Shape, Tensor, bail};
-use half::bf16;
 use hsdp_candle::Gradient;
-use hsdp_kernels::{Fold, Matrix, Threads, Values, matmul, product};
+use hsdp_kernels::{Fold, HostBuffer, Matrix, Threads, Values, matmul, product};
 
 use super::composed;
-use super::element::{LayerElement, LayerInput, check_dtypes, last_dim};
+use super::element::{LayerInput, check_dtypes, last_dim};
+use super::factors::{Factors, narrowed};
 use super::layer::{CpuLayer, LayerGradients, apply};
-use super::rows::{ANY_WIDTH, Rows, in_order};
+use super::rows::{Rows, in_order};
 
 const NAME: &str = "linear";
 
@@ -17,7 +17,8 @@ const NAME: &str = "linear";
 ///
 /// On the CPU the backward computes only the gradients that candle tracks, so a frozen weight costs
 /// no time there. If `x` and the weight are bf16, the backward rounds the gradient of the output to
-/// bf16 before it is multiplied: processors multiply bf16 at twice the speed of f32. On a GPU this is [`composed::linear`].
+/// bf16 before it multiplies: a processor with AVX512-BF16 is faster at products of two bf16. On a
+/// GPU this is [`composed::linear`].
 ///
 /// # Errors
 /// If the shapes do not fit, or a dtype is not f32, bf16 or f16.
@@ -88,18 +89,6 @@ fn forward(
     Ok((y, dims.into()))
 }
 
-/// Returns elements rounded from f32.
-fn narrowed<T: LayerElement>(wide: &[f32]) -> Vec<T> {
-    let rows = Rows { inputs: [Values::F32(wide)], width: ANY_WIDTH };
-    let [narrow] = rows.map(|_, [x], [y]| y.copy_from_slice(x));
-    narrow
-}
-
-/// Returns whether both factors of the forward are bf16. Then those of the backward are, too.
-fn has_pairs(x: LayerInput<'_>, weight: LayerInput<'_>) -> bool {
-    [x, weight].iter().all(|it| it.dtype() == DType::BF16)
-}
-
 impl CpuLayer<2> for LinearOp {
     fn name(&self) -> &'static str {
         NAME
@@ -116,12 +105,12 @@ impl CpuLayer<2> for LinearOp {
     ) -> Result<LayerGradients<2>> {
         let (outputs, inputs) = weight.dims2()?;
         let count = count(x.dims());
-        let rounded = has_pairs(x, weight).then(|| narrowed::<bf16>(g.elements()));
-        let g = Matrix::new(
-            rounded.as_deref().map_or(Values::F32(g.elements()), Values::BF16),
-            count,
-            outputs,
-        );
+        let rounded = match x.is_tracked() || weight.is_tracked() {
+            true => Factors::of(&[x.values(NAME)?, weight.values(NAME)?]).of_gradient(g.elements()),
+            false => None,
+        };
+        let g = rounded.as_ref().map_or(Values::F32(g.elements()), HostBuffer::values);
+        let g = Matrix::new(g, count, outputs);
         let of_x = x.gradient(|| {
             let weight = Matrix::new(weight.values(NAME)?, outputs, inputs);
             Ok(product([g, weight], Threads::Pool))

@@ -13,6 +13,7 @@ mod embedding;
 mod freed;
 mod golden;
 mod layers;
+mod linear;
 mod refusals;
 mod shapes;
 mod sharded;
