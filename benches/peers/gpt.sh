@@ -30,7 +30,8 @@
 # The ranks of hsdp are threads of one process, with the example's allocator. The ranks of FSDP2 are
 # processes, each with its own libraries. PyTorch is used as it installs itself. $HSDP_PEER_VENV
 # names a virtual environment that has PyTorch; without it one is made in target/peers (about 5 GB).
-# The comparison with FSDP2 takes about 14 minutes on two cores. Run nothing else meanwhile.
+# On two cores the comparison with FSDP2 takes about 14 minutes, that with plain PyTorch 39. Run
+# nothing else meanwhile.
 set -euo pipefail
 case "$#:${1:-}" in
 0:) peers=(fsdp2 plain) ;;

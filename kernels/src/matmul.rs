@@ -12,6 +12,8 @@ use crate::accumulate::Fold;
 use crate::values::Values;
 
 #[cfg(target_arch = "x86_64")]
+mod pack;
+#[cfg(target_arch = "x86_64")]
 mod pairs;
 
 /// A matrix in memory, whose rows are contiguous; or the transpose of one, or a part of one.

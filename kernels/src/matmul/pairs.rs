@@ -3,16 +3,18 @@
 use std::cell::RefCell;
 
 use gemmkit::driver::run;
-use gemmkit::kernel::Bf16DotGemmF32;
-use gemmkit::simd::Avx512Bf16;
+use gemmkit::kernel::{AlphaStatus, BetaStatus, Bf16DotGemmF32, Identity, KernelFamily};
+use gemmkit::simd::{Avx512Bf16, KernelSimd};
 use gemmkit::{Parallelism, Workspace};
+use half::bf16;
 
 use super::Matrix;
+use super::pack::{Lanes, pack};
 use crate::accumulate::Fold;
 use crate::values::Values;
 
 /// Number of f32 in a vector.
-const LANES: usize = 16;
+const VECTOR: usize = 16;
 
 /// Number of vectors of columns in the tile of a product that is computed in registers.
 const COLUMN_VECTORS: usize = 2;
@@ -77,7 +79,7 @@ impl Part<'_> {
         let half = threads / 2;
         let has_more_rows = rows >= columns;
         let (side, tile) =
-            if has_more_rows { (rows, ROWS) } else { (columns, COLUMN_VECTORS * LANES) };
+            if has_more_rows { (rows, ROWS) } else { (columns, COLUMN_VECTORS * VECTOR) };
         let cut = (side * half / threads).next_multiple_of(tile);
         if cut >= side {
             // SAFETY: K-6, as the caller vouches.
@@ -120,7 +122,7 @@ impl Part<'_> {
             // SAFETY: K-6, the sizes and strides of each matrix reach no further than its elements,
             // and the caller vouches for the target and the instructions.
             unsafe {
-                run::<Bf16DotGemmF32, Avx512Bf16, COLUMN_VECTORS, ROWS>(
+                run::<Pairs, Avx512Bf16, COLUMN_VECTORS, ROWS>(
                     Avx512Bf16,
                     b.columns,
                     a.columns,
@@ -141,5 +143,102 @@ impl Part<'_> {
                 );
             }
         });
+    }
+}
+
+/// gemmkit's products of bf16, with factors that this crate packs.
+#[derive(Clone, Copy)]
+struct Pairs;
+
+impl KernelFamily for Pairs {
+    type Lhs = bf16;
+    type Rhs = bf16;
+    type Acc = f32;
+    type Out = f32;
+
+    const FORCE_PACK_LHS: bool = Bf16DotGemmF32::FORCE_PACK_LHS;
+    const FORCE_PACK_RHS: bool = Bf16DotGemmF32::FORCE_PACK_RHS;
+    const DEPTH_MULTIPLE: usize = Bf16DotGemmF32::DEPTH_MULTIPLE;
+
+    unsafe fn pack_lhs(
+        target: *mut bf16,
+        first: *const bf16,
+        stride: isize,
+        inner_stride: isize,
+        count: usize,
+        inner: usize,
+        width: usize,
+    ) {
+        assert_eq!(width, COLUMN_VECTORS * VECTOR, "the lanes of a panel of columns");
+        let lanes = Lanes { first, count, inner, stride, inner_stride };
+        // SAFETY: K-8, the driver has room for the panels of lanes of a matrix, and K-6 the check.
+        unsafe { pack::<{ COLUMN_VECTORS * VECTOR }>(target, lanes) };
+    }
+
+    unsafe fn pack_rhs(
+        target: *mut bf16,
+        first: *const bf16,
+        inner_stride: isize,
+        stride: isize,
+        inner: usize,
+        count: usize,
+        width: usize,
+    ) {
+        assert_eq!(width, ROWS, "the lanes of a panel of rows");
+        let lanes = Lanes { first, count, inner, stride, inner_stride };
+        // SAFETY: K-8, as above.
+        unsafe { pack::<ROWS>(target, lanes) };
+    }
+
+    #[inline(always)]
+    unsafe fn microkernel<S, const MR_REG: usize, const NR: usize>(
+        simd: S,
+        kc: usize,
+        alpha: f32,
+        beta: f32,
+        alpha_status: AlphaStatus,
+        beta_status: BetaStatus,
+        a: *const bf16,
+        a_cs: isize,
+        b: *const bf16,
+        b_rs: isize,
+        b_cs: isize,
+        c: *mut f32,
+        rsc: isize,
+        csc: isize,
+        mr_eff: usize,
+        nr_eff: usize,
+        scratch: *mut f32,
+    ) where
+        S: KernelSimd<bf16, bf16, f32, f32>,
+    {
+        // The kernel does not read the place of the tile, nor whether it is the last slice.
+        let (row, column, is_last) = (0, 0, true);
+        // SAFETY: K-8, the panels are those that this kernel reads, and K-6 for the target.
+        unsafe {
+            Bf16DotGemmF32::microkernel_epi::<S, Identity, MR_REG, NR>(
+                simd,
+                kc,
+                alpha,
+                beta,
+                alpha_status,
+                beta_status,
+                a,
+                a_cs,
+                b,
+                b_rs,
+                b_cs,
+                c,
+                rsc,
+                csc,
+                mr_eff,
+                nr_eff,
+                row,
+                column,
+                is_last,
+                &Identity,
+                scratch,
+            );
+        }
     }
 }
