@@ -107,7 +107,7 @@ impl Steps {
     /// # Errors
     /// The errors of the runtime, and an error if the norm is not the expected one.
     pub fn step(&mut self, watch: &mut Stopwatch) -> Result<(), Error> {
-        self.gradients(watch).map(drop)
+        self.gradients(watch).map(hsdp::Gradients::discard)
     }
 
     /// As [`step`](Self::step), with an update.

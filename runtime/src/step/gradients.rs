@@ -26,7 +26,8 @@ pub enum Verdict {
 /// Clipping happens in the optimizer's pass only.
 ///
 /// The next step uses this memory again. Drop this value before the next step, or that step
-/// allocates as much again. If it is dropped without an update, the next step warns, once.
+/// allocates as much again. If it is dropped without an update, the next step warns, once, unless
+/// it was [discarded](Self::discard).
 ///
 /// Only [`Step::finish`](crate::Step::finish) makes this value, so gradients without the final
 /// all-reduce cannot reach an optimizer.
@@ -132,6 +133,12 @@ impl Gradients {
     /// parameter changes.
     pub fn measured(self) -> Self {
         Self { is_measured: true, ..self }
+    }
+
+    /// Drops the gradients of a step that is to update nothing, such as one that only measures
+    /// them: the next step does not warn. Not collective.
+    pub fn discard(mut self) {
+        self.grad_shards.taken();
     }
 
     /// Returns this rank's sums of a unit's gradients on the host: borrowed, or a copy.

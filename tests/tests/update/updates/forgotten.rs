@@ -116,6 +116,16 @@ fn gradients_that_an_optimizer_takes_are_not_forgotten() {
     assert!(said.is_empty(), "{said:?}");
 }
 
+#[test]
+fn gradients_that_are_discarded_are_not_forgotten() {
+    let said = warnings(|| {
+        let mut model = model();
+        gradients(&mut model).discard();
+        updated(&mut model);
+    });
+    assert!(said.is_empty(), "{said:?}");
+}
+
 /// All ranks have agreed not to apply them: a caller may drop them as well.
 #[test]
 fn gradients_that_are_to_be_skipped_are_not_forgotten() {
