@@ -18,7 +18,7 @@ use half::bf16;
 /// Number of pairs in a vector.
 const PAIRS: usize = 16;
 
-/// Lanes of a factor in memory. The elements of a lane are contiguous, or those of all lanes at one
+/// Lanes of a factor in memory. Either each lane is contiguous, or the elements of all lanes at one
 /// inner index are.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lanes {
@@ -115,8 +115,8 @@ unsafe fn transpose<const WIDTH: usize>(target: *mut i32, lanes: Lanes) {
     }
 }
 
-/// Returns the indices of the elements of two vectors that are interleaved: of their first halves,
-/// and of their second halves.
+/// Returns the indices with which `_mm512_permutex2var_epi16` alternates the elements of two
+/// vectors: for their first halves, and for their second halves.
 #[target_feature(enable = "avx512f")]
 fn interleaved_indices() -> [__m512i; 2] {
     let mut halves = [_mm512_setzero_si512(); 2];
@@ -130,17 +130,17 @@ fn interleaved_indices() -> [__m512i; 2] {
     halves
 }
 
-/// Returns the mask of the first elements of a vector.
+/// Returns the mask of the first `count` elements of a vector.
 fn first_elements(count: usize) -> __mmask32 {
     if count < 32 { (1 << count) - 1 } else { !0 }
 }
 
-/// Returns the mask of the first pairs of a vector.
+/// Returns the mask of the first `count` pairs of a vector.
 fn first_pairs(count: usize) -> __mmask16 {
     if count < PAIRS { (1 << count) - 1 } else { !0 }
 }
 
-/// Returns the transpose of a square of pairs.
+/// Returns the transpose of a square of 16 x 16 pairs.
 #[target_feature(enable = "avx512f")]
 fn transposed(rows: [__m512i; PAIRS]) -> [__m512i; PAIRS] {
     let mut twos = rows;

@@ -20,7 +20,7 @@ pub(super) enum Factors {
 }
 
 impl Factors {
-    /// Returns the form for a layer with these inputs that has products.
+    /// Returns the form of the factors in a layer with these inputs.
     pub(super) fn of(inputs: &[Values<'_>]) -> Self {
         if !inputs.iter().all(|it| matches!(it, Values::BF16(_))) {
             Self::F32
@@ -31,7 +31,8 @@ impl Factors {
         }
     }
 
-    /// Returns a gradient in this form, rounded by several threads. `None` if it has the form.
+    /// Rounds a gradient to this form, by several threads. Returns `None` for f32, since the
+    /// gradient has that form already.
     pub(super) fn of_gradient(self, g: &[f32]) -> Option<HostBuffer> {
         match self {
             Self::F32 => None,
