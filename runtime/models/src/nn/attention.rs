@@ -7,11 +7,13 @@
 use std::ops::Range;
 
 use candle_core::{CpuStorage, Result, Shape, Tensor, bail};
+use half::bf16;
 use hsdp_candle::Gradient;
-use hsdp_kernels::{Fold, FreshVec, Matrix, Threads, Values, cast, matmul, unpack, vectorized};
+use hsdp_kernels::{Fold, FreshVec, HostBuffer, Matrix, Threads, Values, cast, matmul, vectorized};
 
 use super::composed;
 use super::element::{LayerElement, LayerInput, check_dtypes, with_element};
+use super::factors::Factors;
 use super::layer::{CpuLayer, LayerGradients, apply, output};
 use super::rows::in_parallel;
 use super::scores::{Scores, Softmax, SoftmaxKernel, shown};
@@ -22,6 +24,9 @@ const NAME: &str = "attention";
 /// `v`, `[batch, keys, key-value heads, dim]`: the softmax over the keys of the products `q k^T`,
 /// which are scaled, capped and masked as `scores` has it, times `v`, in the shape of `q`. Each
 /// key-value head serves an equal number of heads, which follow one another.
+///
+/// If the inputs are bf16, factors of products are rounded to it on the CPU: the gradient of the
+/// output, the shares of the softmax, and the gradients of the products `q k^T`.
 ///
 /// The mask has to fit scores of `[batch, heads, queries, keys]`. A query that may see no key has
 /// the output 0. With a [`Mask::Window`](super::Mask::Window) time and memory grow with the window,
@@ -70,12 +75,13 @@ impl AttentionOp {
         Ok(Self { places, softmax })
     }
 
-    fn mixed<T: LayerElement>(&self, inputs: [&[T]; 3]) -> Result<Vec<T>> {
+    fn mixed<T: LayerElement>(&self, inputs: [Values<'_>; 3], factors: Factors) -> Result<Vec<T>> {
         let QkvPlaces { sizes, inputs: places, output: place } = &self.places;
         let parts = self.softmax.run(sizes.keys, |softmax| {
             sizes.each_group(|index| {
-                let [q, k, v] = [0, 1, 2].map(|input| places[input].read(inputs[input], index));
-                HeadGroup { sizes, softmax, index }.forward([&q, &k, &v])
+                let heads = [0, 1, 2]
+                    .map(|input| factors.convert(places[input].read(inputs[input], index)));
+                HeadGroup { sizes, softmax, factors, index }.forward(heads.each_ref())
             })
         })?;
         let heads = parts.iter().map(Vec::as_slice).collect();
@@ -83,18 +89,21 @@ impl AttentionOp {
     }
 
     /// Returns the gradients of tracked inputs, by group.
-    fn gradients<T: LayerElement>(
+    fn gradients(
         &self,
-        inputs: [&[T]; 3],
+        inputs: [Values<'_>; 3],
+        factors: Factors,
         tracked: [bool; 3],
         g: &[f32],
     ) -> Result<Vec<QkvGradients>> {
         let QkvPlaces { sizes, inputs: places, output } = &self.places;
         self.softmax.run(sizes.keys, |softmax| {
             sizes.each_group(|index| {
-                let [q, k, v] = [0, 1, 2].map(|input| places[input].read(inputs[input], index));
-                let g = output.read(g, index);
-                HeadGroup { sizes, softmax, index }.backward([&q, &k, &v], tracked, &g)
+                let heads = [0, 1, 2]
+                    .map(|input| factors.convert(places[input].read(inputs[input], index)));
+                let g = factors.convert(output.read(Values::F32(g), index));
+                let group = HeadGroup { sizes, softmax, factors, index };
+                group.backward(heads.each_ref(), tracked, &g)
             })
         })
     }
@@ -129,15 +138,16 @@ impl CpuLayer<1> for AttentionOp {
     }
 
     fn forward(&self, [qkv]: [LayerInput<'_>; 1]) -> Result<(CpuStorage, Shape)> {
+        let inputs = [qkv.values(NAME)?; 3];
+        let dims = self.places.sizes.output();
         with_element!(qkv.dtype(), NAME, T => {
-            output(self.mixed([qkv.elements::<T>()?; 3])?, self.places.sizes.output().as_slice())
+            output(self.mixed::<T>(inputs, Factors::of(&inputs))?, dims.as_slice())
         })
     }
 
     fn backward(&self, [qkv]: [LayerInput<'_>; 1], g: &Gradient) -> Result<LayerGradients<1>> {
-        let gradients = with_element!(qkv.dtype(), NAME, T => {
-            self.gradients([qkv.elements::<T>()?; 3], [true; 3], g.elements())
-        })?;
+        let inputs = [qkv.values(NAME)?; 3];
+        let gradients = self.gradients(inputs, Factors::of(&inputs), [true; 3], g.elements())?;
         Ok([qkv.gradient(|| Ok(self.joined(&[0, 1, 2], &gradients)))?])
     }
 }
@@ -148,17 +158,16 @@ impl CpuLayer<3> for AttentionOp {
     }
 
     fn forward(&self, [q, k, v]: [LayerInput<'_>; 3]) -> Result<(CpuStorage, Shape)> {
+        let inputs = [q.values(NAME)?, k.values(NAME)?, v.values(NAME)?];
         with_element!(q.dtype(), NAME, T => {
-            output(self.mixed([q.elements::<T>()?, k.elements()?, v.elements()?])?, q.dims())
+            output(self.mixed::<T>(inputs, Factors::of(&inputs))?, q.dims())
         })
     }
 
     fn backward(&self, [q, k, v]: [LayerInput<'_>; 3], g: &Gradient) -> Result<LayerGradients<3>> {
         let tracked = [q, k, v].map(LayerInput::is_tracked);
-        let gradients = with_element!(q.dtype(), NAME, T => {
-            let values = [q.elements::<T>()?, k.elements()?, v.elements()?];
-            self.gradients(values, tracked, g.elements())
-        })?;
+        let inputs = [q.values(NAME)?, k.values(NAME)?, v.values(NAME)?];
+        let gradients = self.gradients(inputs, Factors::of(&inputs), tracked, g.elements())?;
         let whole =
             |of: LayerInput<'_>, input| of.gradient(|| Ok(self.joined(&[input], &gradients)));
         Ok([whole(q, 0)?, whole(k, 1)?, whole(v, 2)?])
@@ -278,18 +287,19 @@ impl HeadPlace {
         })
     }
 
-    /// Reads the heads of a group in f32, `[shared, positions, dim]`.
-    fn read<T: LayerElement>(self, from: &[T], group: usize) -> Vec<f32> {
+    /// Copies the heads of a group, `[shared, positions, dim]`.
+    fn read(self, from: Values<'_>, group: usize) -> HostBuffer {
+        match from {
+            Values::F32(from) => HostBuffer::F32(self.copy(from, group)),
+            Values::F16(from) => HostBuffer::F16(self.copy(from, group)),
+            Values::BF16(from) => HostBuffer::BF16(self.copy(from, group)),
+        }
+    }
+
+    fn copy<T: LayerElement>(self, from: &[T], group: usize) -> Vec<T> {
         let mut heads = Vec::with_capacity(self.shared * self.positions * self.dim);
         for start in self.rows(group) {
-            match T::values(&from[start..start + self.dim]) {
-                Values::F32(row) => heads.extend_from_slice(row),
-                row => {
-                    let end = heads.len();
-                    heads.resize(end + self.dim, 0.0);
-                    unpack(&mut heads[end..], row);
-                }
-            }
+            heads.extend_from_slice(&from[start..start + self.dim]);
         }
         heads
     }
@@ -326,8 +336,8 @@ fn in_positions<T: LayerElement>(batch: usize, inputs: &[(HeadPlace, Vec<&[f32]>
     tensor.into_vec()
 }
 
-/// Number of queries in a block. With a thousand keys, two blocks of scores fit in the second-level
-/// cache.
+/// Number of queries in a block. With a thousand keys, two blocks of scores in f32 and one in bf16
+/// fit in the second-level cache.
 pub(crate) const BLOCK: usize = 64;
 
 /// Gradients of queries, keys and values in the layout that the group reads. `None` if candle does
@@ -338,6 +348,7 @@ type QkvGradients = [Option<Vec<f32>>; 3];
 struct HeadGroup<'a> {
     sizes: &'a AttentionSizes,
     softmax: &'a SoftmaxKernel<'a>,
+    factors: Factors,
     index: usize,
 }
 
@@ -377,68 +388,98 @@ impl HeadGroup<'_> {
             .filter(|block| !block.keys.is_empty())
     }
 
-    /// Returns a buffer for the scores of any block.
-    fn room(&self) -> Vec<f32> {
-        vec![0.0; self.blocks().map(|block| block.scores()).max().unwrap_or(0)]
+    /// Returns memory for the scores of any block, and for scores rounded to bf16, if factors are.
+    fn room(&self) -> (Vec<f32>, Vec<bf16>) {
+        let most = self.blocks().map(|block| block.scores()).max().unwrap_or(0);
+        let rounded = if self.factors == Factors::F32 { 0 } else { most };
+        (vec![0.0; most], vec![bf16::ZERO; rounded])
     }
 
     /// Returns some rows of queries, keys or values as a matrix.
-    fn matrix<'a>(&self, values: &'a [f32], rows: Range<usize>) -> Matrix<'a> {
+    fn matrix<'a>(&self, heads: &'a HostBuffer, rows: Range<usize>) -> Matrix<'a> {
         let dim = self.sizes.dim;
-        Matrix::new(&values[rows.start * dim..rows.end * dim], rows.len(), dim)
+        Matrix::new(heads.values().slice(rows.start * dim..rows.end * dim), rows.len(), dim)
     }
 
-    /// Replaces the products of a block's queries and keys with the shares.
-    fn to_shares(&self, block: &QueryBlock, shares: &mut [f32]) {
+    /// Calls a function with each row of a block's scores, of which those of invisible keys are
+    /// replaced with 0: the index of the row, and the scores of the visible keys.
+    fn each_row(
+        &self,
+        block: &QueryBlock,
+        scores: &mut [f32],
+        mut visit: impl FnMut(usize, &mut [f32]),
+    ) {
         let first = block.keys.start;
-        for (row, shares) in (block.row..).zip(shares.chunks_exact_mut(block.keys.len())) {
+        for (row, scores) in (block.row..).zip(scores.chunks_exact_mut(block.keys.len())) {
             let visible = self.softmax.visible(row);
-            let shares = shown(shares, visible.start - first..visible.end - first);
-            vectorized(|| self.softmax.shares_or_zeros(row, shares));
+            visit(row, shown(scores, visible.start - first..visible.end - first));
         }
     }
 
     /// Returns the output, from queries, keys and values.
-    fn forward(&self, [q, k, v]: [&[f32]; 3]) -> Vec<f32> {
+    ///
+    /// Exponentials are multiplied by the values, and the product is divided by their sum: if all
+    /// scores are equal, all exponentials are 1, and bf16 rounds none of them.
+    fn forward(&self, [q, k, v]: [&HostBuffer; 3]) -> Vec<f32> {
         let mut output = vec![0.0; q.len()];
         let dim = self.sizes.dim;
-        let mut room = self.room();
+        let (mut scores, mut rounded) = self.room();
+        let mut scales = [0.0; BLOCK];
         for block in self.blocks() {
             let queries = block.queries.clone();
             let keys = block.keys.clone();
-            let shares = &mut room[..block.scores()];
+            let scores = &mut scores[..block.scores()];
             let output = &mut output[queries.start * dim..queries.end * dim];
             let q = self.matrix(q, queries.clone());
             let [k, v] = [k, v].map(|values| self.matrix(values, keys.clone()));
-            matmul(shares, Fold::Replace, [q, k.t()], Threads::One);
-            self.to_shares(&block, shares);
-            let shares = Matrix::new(&*shares, queries.len(), keys.len());
+            matmul(scores, Fold::Replace, [q, k.t()], Threads::One);
+            self.each_row(&block, scores, |row, scores| {
+                let scale = vectorized(|| self.softmax.exponentials_or_zeros(row, scores));
+                scales[row - block.row] = scale;
+            });
+            let shares = self.rounded(scores, &mut rounded, &block);
             matmul(output, Fold::Replace, [shares, v], Threads::One);
+            for (output, scale) in output.chunks_exact_mut(dim.max(1)).zip(scales) {
+                output.iter_mut().for_each(|x| *x *= scale);
+            }
         }
         output
     }
 
     /// Returns the gradients of tracked queries, keys and values, from these and the gradient of
     /// the output.
-    fn backward(&self, [q, k, v]: [&[f32]; 3], tracked: [bool; 3], g: &[f32]) -> QkvGradients {
+    fn backward(
+        &self,
+        [q, k, v]: [&HostBuffer; 3],
+        tracked: [bool; 3],
+        g: &HostBuffer,
+    ) -> QkvGradients {
         let dim = self.sizes.dim;
-        let zeros = |input: usize, like: &[f32]| tracked[input].then(|| vec![0.0; like.len()]);
+        let zeros = |input: usize, like: &HostBuffer| tracked[input].then(|| vec![0.0; like.len()]);
         let [mut of_q, mut of_k, mut of_v] = [zeros(0, q), zeros(1, k), zeros(2, v)];
-        let mut room = [self.room(), self.room()];
+        let (mut shares, mut rounded) = self.room();
+        let mut of_scores = shares.clone();
         for block in self.blocks() {
             let queries = block.queries.clone();
             let keys = block.keys.clone();
-            let [shares, of_scores] = room.each_mut().map(|room| &mut room[..block.scores()]);
+            let [shares, of_scores] =
+                [&mut shares, &mut of_scores].map(|room| &mut room[..block.scores()]);
             let [q, g] = [q, g].map(|values| self.matrix(values, queries.clone()));
             let [k, v] = [k, v].map(|values| self.matrix(values, keys.clone()));
             matmul(shares, Fold::Replace, [q, k.t()], Threads::One);
             let products = if self.softmax.is_capped() { shares.to_vec() } else { Vec::new() };
-            self.to_shares(&block, shares);
+            self.each_row(&block, shares, |row, shares| {
+                vectorized(|| self.softmax.shares_or_zeros(row, shares));
+            });
             matmul(of_scores, Fold::Replace, [g, v.t()], Threads::One);
             self.to_gradients(&block, shares, of_scores);
             vectorized(|| self.softmax.through_cap(&products, of_scores));
-            let [shares, of_scores] =
-                [&*shares, of_scores].map(|values| Matrix::new(values, queries.len(), keys.len()));
+            if let Some(of_v) = &mut of_v {
+                let of_v = &mut of_v[keys.start * dim..keys.end * dim];
+                let shares = self.rounded(shares, &mut rounded, &block);
+                matmul(of_v, Fold::Add, [shares.t(), g], Threads::One);
+            }
+            let of_scores = self.rounded(of_scores, &mut rounded, &block);
             if let Some(of_q) = &mut of_q {
                 let of_q = &mut of_q[queries.start * dim..queries.end * dim];
                 matmul(of_q, Fold::Replace, [of_scores, k], Threads::One);
@@ -447,12 +488,20 @@ impl HeadGroup<'_> {
                 let of_k = &mut of_k[keys.start * dim..keys.end * dim];
                 matmul(of_k, Fold::Add, [of_scores.t(), q], Threads::One);
             }
-            if let Some(of_v) = &mut of_v {
-                let of_v = &mut of_v[keys.start * dim..keys.end * dim];
-                matmul(of_v, Fold::Add, [shares.t(), g], Threads::One);
-            }
         }
         [of_q, of_k, of_v]
+    }
+
+    /// Returns a block's scores as a factor. `rounded` is memory of [`room`](Self::room).
+    fn rounded<'a>(
+        &self,
+        scores: &'a mut [f32],
+        rounded: &'a mut [bf16],
+        block: &QueryBlock,
+    ) -> Matrix<'a> {
+        let len = scores.len().min(rounded.len());
+        let scores = self.factors.round(scores, &mut rounded[..len]);
+        Matrix::new(scores, block.queries.len(), block.keys.len())
     }
 
     /// Replaces the gradients of a block's shares with the gradients of its products, except for
@@ -462,6 +511,47 @@ impl HeadGroup<'_> {
         let rows = shares.chunks_exact(keys).zip(gradients.chunks_exact_mut(keys));
         for (shares, gradients) in rows {
             vectorized(|| self.softmax.to_gradients(shares, gradients));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nn::Mask;
+
+    /// Sums are of whole numbers up to the last products, so that their order changes no bit of the
+    /// factors.
+    #[test]
+    fn factors_are_rounded_alike_on_all_processors() {
+        let sizes =
+            AttentionSizes { batch: 2, queries: 67, keys: 67, heads: 4, kv_heads: 2, dim: 24 };
+        let scores = Scores { scale: 0.0625, cap: Some(1.5), mask: Mask::Causal };
+        let op = AttentionOp::new(QkvPlaces::of_three(sizes), &scores).expect("an op");
+        let whole = |heads: usize, seed: usize| -> Vec<bf16> {
+            let number = |it: usize| ((it * 7919 + seed * 104_729) % 9) as f32 - 4.0;
+            (0..2 * 67 * heads * 24).map(number).map(bf16::from_f32).collect()
+        };
+        let [q, k, v] = [whole(4, 1), whole(2, 2), whole(2, 3)];
+        let inputs = [&q[..], &k, &v].map(Values::BF16);
+        // bf16 has no room for the last summand.
+        let g: Vec<f32> = whole(4, 5).iter().map(|g| g.to_f32() * (1.0 + 1.0 / 512.0)).collect();
+
+        let of_form = |factors| {
+            let output: Vec<f32> = op.mixed(inputs, factors).expect("an output");
+            let gradients = op.gradients(inputs, factors, [true; 3], &g).expect("gradients");
+            let gradients = (0..3).map(|input| op.joined(&[input], &gradients));
+            std::iter::once(output).chain(gradients).collect::<Vec<_>>()
+        };
+        let apart = |a: &[f32], b: &[f32]| {
+            let most = a.iter().fold(0.0_f32, |most, it| it.abs().max(most));
+            a.iter().zip(b).map(|(a, b)| (a - b).abs() / most).fold(0.0, f32::max)
+        };
+        let [wide, rounded, narrow] = [Factors::F32, Factors::Rounded, Factors::BF16].map(of_form);
+        for ((wide, rounded), narrow) in wide.iter().zip(&rounded).zip(&narrow) {
+            assert!(apart(rounded, narrow) <= 1e-6, "{}", apart(rounded, narrow));
+            let by_rounding = apart(rounded, wide);
+            assert!((1e-4..1e-2).contains(&by_rounding), "{by_rounding}");
         }
     }
 }

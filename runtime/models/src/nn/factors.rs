@@ -1,12 +1,11 @@
-//! Factors of a layer's products. If its inputs are bf16, gradients are rounded to bf16 before they
-//! are multiplied: a processor that multiplies bf16 is faster at it, and others compute with the
-//! same factors.
+//! Factors of a layer's products. If the inputs that it multiplies are bf16, it rounds the other
+//! factors, such as gradients, to bf16: a processor that multiplies bf16 is faster at it, and others
+//! compute with the same factors.
 
 use half::bf16;
 use hsdp_kernels::{HostBuffer, Values, ValuesMut, cast, multiplies_bf16, unpack};
 
-use super::element::LayerElement;
-use super::rows::{ANY_WIDTH, Rows};
+use super::rows::{ANY_WIDTH, Rows, narrowed};
 
 /// Form of the factors of a layer's products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +19,7 @@ pub(super) enum Factors {
 }
 
 impl Factors {
-    /// Returns the form of the factors in a layer with these inputs.
+    /// Returns the form of the factors in a layer that multiplies these inputs.
     pub(super) fn of(inputs: &[Values<'_>]) -> Self {
         if !inputs.iter().all(|it| matches!(it, Values::BF16(_))) {
             Self::F32
@@ -40,22 +39,51 @@ impl Factors {
             Self::BF16 => Some(HostBuffer::BF16(narrowed(g))),
         }
     }
-}
 
-/// Returns elements rounded from f32 by several threads.
-pub(super) fn narrowed<T: LayerElement>(wide: &[f32]) -> Vec<T> {
-    let rows = Rows { inputs: [Values::F32(wide)], width: ANY_WIDTH };
-    let [narrow] = rows.map(|_, [x], [y]| y.copy_from_slice(x));
-    narrow
+    /// Converts inputs and gradients to this form.
+    pub(super) fn convert(self, elements: HostBuffer) -> HostBuffer {
+        match (self, elements) {
+            (Self::F32, HostBuffer::F32(wide)) => HostBuffer::F32(wide),
+            (Self::BF16, HostBuffer::BF16(narrow)) => HostBuffer::BF16(narrow),
+            (Self::Rounded, HostBuffer::F32(mut wide)) => {
+                let mut narrow = vec![bf16::ZERO; wide.len()];
+                self.round(&mut wide, &mut narrow);
+                HostBuffer::F32(wide)
+            }
+            (Self::BF16, HostBuffer::F32(wide)) => {
+                let mut narrow = vec![bf16::ZERO; wide.len()];
+                cast(ValuesMut::BF16(&mut narrow), &wide);
+                HostBuffer::BF16(narrow)
+            }
+            (Self::F32 | Self::Rounded, narrow) => HostBuffer::F32(narrow.values().to_f32()),
+            (Self::BF16, HostBuffer::F16(_)) => unreachable!("f16 beside inputs of bf16"),
+        }
+    }
+
+    /// Rounds elements to this form, and returns them: those of `narrow` if the form is bf16, and
+    /// otherwise of `wide`. `narrow` has the length of `wide`, unless the form is f32.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub(super) fn round<'a>(self, wide: &'a mut [f32], narrow: &'a mut [bf16]) -> Values<'a> {
+        if self == Self::F32 {
+            return Values::F32(wide);
+        }
+        cast(ValuesMut::BF16(narrow), wide);
+        if self == Self::BF16 {
+            return Values::BF16(narrow);
+        }
+        unpack(wide, Values::BF16(narrow));
+        Values::F32(wide)
+    }
 }
 
 /// Returns elements rounded to bf16 by several threads, in f32.
 fn rounded(wide: &[f32]) -> Vec<f32> {
     let rows = Rows { inputs: [Values::F32(wide)], width: ANY_WIDTH };
     let [rounded] = rows.map(|_, [x], [y]| {
-        let narrow = &mut [bf16::ZERO; ANY_WIDTH][..x.len()];
-        cast(ValuesMut::BF16(narrow), x);
-        unpack(y, Values::BF16(narrow));
+        y.copy_from_slice(x);
+        Factors::Rounded.round(y, &mut [bf16::ZERO; ANY_WIDTH][..x.len()]);
     });
     rounded
 }
@@ -70,9 +98,13 @@ mod tests {
             (0..5000).map(|it| (it as f32).sin() * 1.7_f32.powi(it % 200)).collect();
         let expected: Vec<f32> = wide.iter().map(|it| bf16::from_f32(*it).to_f32()).collect();
         for form in [Factors::Rounded, Factors::BF16] {
-            let rounded = form.of_gradient(&wide).expect("a rounded gradient");
-            assert_eq!(rounded.values().to_f32(), expected);
+            let of_gradient = form.of_gradient(&wide).expect("a rounded gradient");
+            let converted = form.convert(wide.clone().into());
+            assert_eq!(of_gradient, converted);
+            assert_eq!(converted.values().to_f32(), expected);
+            assert_eq!(form.convert(converted).values().to_f32(), expected);
         }
         assert_eq!(Factors::F32.of_gradient(&wide), None);
+        assert_eq!(Factors::F32.convert(wide.clone().into()), HostBuffer::F32(wide));
     }
 }

@@ -6,9 +6,9 @@ use hsdp_kernels::{Fold, HostBuffer, Matrix, Threads, Values, matmul, product};
 
 use super::composed;
 use super::element::{LayerInput, check_dtypes, last_dim};
-use super::factors::{Factors, narrowed};
+use super::factors::Factors;
 use super::layer::{CpuLayer, LayerGradients, apply};
-use super::rows::{Rows, in_order};
+use super::rows::{Rows, in_order, narrowed};
 
 const NAME: &str = "linear";
 

@@ -153,12 +153,11 @@ struct RowOutput<'a, T> {
 }
 
 impl<T: LayerElement> RowOutput<'_, T> {
-    /// Takes the next row, in zeros.
+    /// Takes the next row, with any elements.
     fn row(&mut self, len: usize) -> OutputRow<'_> {
         match T::values_mut(self.part.take(len)) {
             ValuesMut::F32(row) => OutputRow::Wide(row),
             row => {
-                self.wide.clear();
                 self.wide.resize(len, 0.0);
                 OutputRow::Rounded { row, wide: &mut self.wide }
             }
@@ -188,6 +187,22 @@ impl OutputRow<'_> {
             cast(row, wide);
         }
     }
+}
+
+/// Returns elements rounded from f32.
+pub(super) fn narrowed<T: LayerElement>(wide: &[f32]) -> Vec<T> {
+    let mut narrow = FreshVec::new(wide.len());
+    let parts: Vec<_> = narrow.parts(CHUNK).zip(wide.chunks(CHUNK)).collect();
+    let round = |(mut part, wide): (FreshPart<'_, T>, &[f32])| {
+        for wide in wide.chunks(ANY_WIDTH) {
+            cast(T::values_mut(part.take(wide.len())), wide);
+        }
+    };
+    match is_parallel(wide.len()) {
+        true => parts.into_par_iter().for_each(round),
+        false => parts.into_iter().for_each(round),
+    }
+    narrow.into_vec()
 }
 
 /// Sums the chunks' sums for a weight, in the order of the rows.

@@ -263,10 +263,22 @@ impl SoftmaxKernel<'_> {
     /// Computes [`shares`](Self::shares), but the shares of a row without a visible key are 0.
     #[inline(always)]
     pub(super) fn shares_or_zeros(&self, row: usize, shares: &mut [f32]) {
-        self.to_scores(row, shares);
+        let scale = self.exponentials_or_zeros(row, shares);
+        shares.iter_mut().for_each(|share| *share *= scale);
+    }
+
+    /// Replaces the products of the visible keys of a row with their shares before these are
+    /// divided by a sum, of which the largest is 1. Returns the inverse of the sum. A row without a
+    /// visible key has zeros.
+    #[inline(always)]
+    pub(super) fn exponentials_or_zeros(&self, row: usize, products: &mut [f32]) -> f32 {
+        self.to_scores(row, products);
         match self.added {
-            Some(_) if shares.iter().all(|score| *score == f32::NEG_INFINITY) => shares.fill(0.0),
-            _ => to_shares(shares),
+            Some(_) if products.iter().all(|score| *score == f32::NEG_INFINITY) => {
+                products.fill(0.0);
+                1.0
+            }
+            _ => to_exponentials(products),
         }
     }
 
@@ -294,10 +306,17 @@ pub(super) fn shown(row: &mut [f32], visible: Range<usize>) -> &mut [f32] {
 /// Replaces numbers with their exponentials, divided by the sum of these.
 #[inline(always)]
 fn to_shares(row: &mut [f32]) {
+    let scale = to_exponentials(row);
+    row.iter_mut().for_each(|x| *x *= scale);
+}
+
+/// Replaces numbers with their exponentials, divided by the largest of these. Returns the inverse
+/// of the sum.
+#[inline(always)]
+fn to_exponentials(row: &mut [f32]) -> f32 {
     let most = max(row);
     row.iter_mut().for_each(|x| *x = exp(*x - most));
-    let scale = 1.0 / sum(row, |x| x);
-    row.iter_mut().for_each(|x| *x *= scale);
+    1.0 / sum(row, |x| x)
 }
 
 /// Returns the index of the first element of a row in the storage of a tensor whose last dim is

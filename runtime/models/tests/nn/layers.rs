@@ -10,10 +10,10 @@ pub(crate) const EPS: f64 = 1e-5;
 
 /// Scores of the layers.
 pub(crate) const ALL: Scores<'static> = Scores { scale: 1.0, cap: None, mask: Mask::None };
-const CAUSAL: Scores<'static> = Scores { scale: 0.25, cap: None, mask: Mask::Causal };
-const CAPPED: Scores<'static> = Scores { cap: Some(1.5), ..CAUSAL };
-const WINDOW: Scores<'static> = Scores { mask: Mask::Window(3), ..CAUSAL };
-const CAPPED_WINDOW: Scores<'static> = Scores { mask: Mask::Window(2), ..CAPPED };
+pub(crate) const CAUSAL: Scores<'static> = Scores { scale: 0.25, cap: None, mask: Mask::Causal };
+pub(crate) const CAPPED: Scores<'static> = Scores { cap: Some(1.5), ..CAUSAL };
+pub(crate) const WINDOW: Scores<'static> = Scores { mask: Mask::Window(3), ..CAUSAL };
+pub(crate) const CAPPED_WINDOW: Scores<'static> = Scores { mask: Mask::Window(2), ..CAPPED };
 
 type Function = fn(&[Tensor]) -> Result<Tensor>;
 

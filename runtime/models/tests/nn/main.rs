@@ -4,6 +4,7 @@
 // One config of `stock_models` has the keys of all models.
 #![recursion_limit = "512"]
 
+mod attention;
 mod batch_norm;
 #[path = "../../../candle/tests/graph/common.rs"]
 mod common;

@@ -253,9 +253,9 @@ fn attention_is_the_softmax_of_scores_with_all_masks_and_any_lengths() {
 }
 
 /// Returns queries, keys and values of more than one block.
-fn long_inputs() -> [Var; 3] {
+fn long_inputs(dtype: DType) -> [Var; 3] {
     let dims = [(130, 6), (140, 3), (140, 3)].map(|(length, heads)| [2, length, heads, 8]);
-    let input = |seed| noise(seed, &dims[seed], DType::F32);
+    let input = |seed| noise(seed, &dims[seed], dtype);
     [0, 1, 2].map(|seed| Var::from_tensor(&input(seed)).expect("a variable"))
 }
 
@@ -269,7 +269,7 @@ fn attended(vars: &[Var; 3], scores: &Scores<'_>) -> Vec<Tensor> {
 
 #[test]
 fn a_window_as_long_as_the_keys_is_a_causal_mask_bit_by_bit() {
-    let vars = long_inputs();
+    let vars = long_inputs(DType::F32);
     let products = noise(1, &[2, 70, 75], DType::F32);
     for cap in [None, Some(2.0)] {
         let with = |mask| Scores { cap, mask, ..HALF };
@@ -286,7 +286,11 @@ fn a_window_as_long_as_the_keys_is_a_causal_mask_bit_by_bit() {
 
 #[test]
 fn with_a_window_of_one_a_query_sees_its_own_place() {
-    let vars = long_inputs();
+    [DType::F32, DType::BF16].into_iter().for_each(check_window_of_one);
+}
+
+fn check_window_of_one(dtype: DType) {
+    let vars = long_inputs(dtype);
     let attended = attended(&vars, &Scores { mask: Mask::Window(1), ..HALF });
     let own = vars[2].narrow(1, 10, 130).and_then(|v| {
         let repeated = v.unsqueeze(3)?.broadcast_as((2, 130, 3, 2, 8))?;
@@ -307,7 +311,7 @@ fn with_a_window_of_one_a_query_sees_its_own_place() {
 /// A product with a key that is not a number would spoil a whole block, even with the share 0.
 #[test]
 fn keys_before_the_window_of_a_block_are_not_read() {
-    let [q, k, v] = long_inputs();
+    let [q, k, v] = long_inputs(DType::F32);
     let spoiled = [k, v].map(|input| {
         let rest = input.narrow(1, 60, 80).expect("later keys");
         let first = (input.narrow(1, 0, 60)).and_then(|first| first * f64::NAN);
@@ -336,7 +340,11 @@ fn gradients_of_squares(result: &Tensor, vars: &[&Var]) -> Vec<Tensor> {
 
 #[test]
 fn products_of_nothing_are_zeros() {
-    let var = |dims: &[usize]| Var::from_tensor(&noise(1, dims, DType::F32)).expect("a variable");
+    [DType::F32, DType::BF16].into_iter().for_each(check_products_of_nothing);
+}
+
+fn check_products_of_nothing(dtype: DType) {
+    let var = |dims: &[usize]| Var::from_tensor(&noise(1, dims, dtype)).expect("a variable");
     for (x, weight) in [([2, 0, 4], [3, 4]), ([2, 5, 4], [0, 4]), ([2, 5, 0], [3, 0])] {
         let x = var(&x);
         let weight = var(&weight);
@@ -356,7 +364,7 @@ fn products_of_nothing_are_zeros() {
         let gradients = gradients_of_squares(&mixed, &[&q, &kv]);
         assert!(gradients.iter().all(|gradient| flat(gradient).iter().all(|g| *g == 0.0)));
     }
-    let nothing = noise(1, &[2, 0, 3, 2, 8], DType::F32);
+    let nothing = noise(1, &[2, 0, 3, 2, 8], dtype);
     for mask in [Mask::Causal, Mask::Window(3)] {
         let scores = Scores { cap: Some(1.0), mask, ..ALL };
         let mixed = nn::attention_packed(&nothing, &scores).expect("a forward");
@@ -364,13 +372,19 @@ fn products_of_nothing_are_zeros() {
     }
 }
 
+type Attention = fn([&Tensor; 3], &Scores<'_>) -> Result<Tensor>;
+
 /// Padding, for which PyTorch's attention gives 0, too.
 #[test]
 fn a_query_without_keys_has_the_output_zero_and_spoils_no_gradient() {
     let mask = Tensor::new(&[[0.0_f32, f32::NEG_INFINITY], [f32::NEG_INFINITY; 2]], &Device::Cpu);
     let mask = mask.expect("a mask");
-    let x = Var::from_tensor(&noise(3, &[1, 2, 1, 4], DType::F32)).expect("a variable");
-    for attention in [nn::attention, composed::attention] {
+    for (attention, dtype) in [
+        (nn::attention as Attention, DType::F32),
+        (nn::attention, DType::BF16),
+        (composed::attention, DType::F32),
+    ] {
+        let x = Var::from_tensor(&noise(3, &[1, 2, 1, 4], dtype)).expect("a variable");
         let how = Scores { cap: Some(1.5), mask: Mask::Additive(&mask), ..HALF };
         let mixed = attention([&x, &x, &x], &how).expect("a forward");
         let values = flat(&x);
