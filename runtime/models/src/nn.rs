@@ -29,11 +29,12 @@
 //! | [`silu_mul`], [`gelu_mul`] | `silu(gate) * up`, `gelu(gate, approximate="tanh") * up` |
 //!
 //! **Dtypes.** Inputs are f32, bf16 or f16; labels and ids are whole numbers. Arithmetic and sums
-//! are in f32, and each result is rounded once. A gradient that leaves the layers, to an op of
-//! candle or to the reduction of a parameter, is rounded to the dtype of its tensor. On the CPU
-//! [`linear`] and [`attention`] multiply bf16 if their inputs and weights are bf16: they round the
-//! gradients of their outputs to it, and attention its shares and the gradients of its products of
-//! queries and keys. Weights and tables may have another dtype than the input.
+//! are in f32, and each result is rounded once, except by products of bf16. A gradient that leaves
+//! the layers, to an op of candle or to the reduction of a parameter, is rounded to the dtype of
+//! its tensor. On the CPU [`linear`] and [`attention`] multiply bf16 if their inputs and weights
+//! are bf16: they round the gradients of their outputs to it, and attention its shares and the
+//! gradients of its products of queries and keys. Weights and tables may have another dtype than
+//! the input.
 //!
 //! **Bits.** On the CPU, rows are computed in parallel on rayon's pool, like candle's matmul,
 //! except for [`embedding`]. The results do not depend on the number of threads, and exponentials

@@ -25,8 +25,9 @@ const NAME: &str = "attention";
 /// which are scaled, capped and masked as `scores` has it, times `v`, in the shape of `q`. Each
 /// key-value head serves an equal number of heads, which follow one another.
 ///
-/// If the inputs are bf16, factors of products are rounded to it on the CPU: the gradient of the
-/// output, the shares of the softmax, and the gradients of the products `q k^T`.
+/// On the CPU, if the inputs are bf16, the other factors of products are rounded to bf16: the
+/// shares of the softmax (in the forward before they are divided by their sum), the gradient of the
+/// output, and the gradients of the products `q k^T`.
 ///
 /// The mask has to fit scores of `[batch, heads, queries, keys]`. A query that may see no key has
 /// the output 0. With a [`Mask::Window`](super::Mask::Window) time and memory grow with the window,
@@ -388,7 +389,8 @@ impl HeadGroup<'_> {
             .filter(|block| !block.keys.is_empty())
     }
 
-    /// Returns memory for the scores of any block, and for scores rounded to bf16, if factors are.
+    /// Returns memory for the scores of any block, in f32 and in bf16. The latter is empty if the
+    /// factors are f32.
     fn room(&self) -> (Vec<f32>, Vec<bf16>) {
         let most = self.blocks().map(|block| block.scores()).max().unwrap_or(0);
         let rounded = if self.factors == Factors::F32 { 0 } else { most };
@@ -401,8 +403,8 @@ impl HeadGroup<'_> {
         Matrix::new(heads.values().slice(rows.start * dim..rows.end * dim), rows.len(), dim)
     }
 
-    /// Calls a function with each row of a block's scores, of which those of invisible keys are
-    /// replaced with 0: the index of the row, and the scores of the visible keys.
+    /// Replaces the scores of invisible keys with 0, and calls `visit` for each row of a block with
+    /// the index of the row and the scores of its visible keys.
     fn each_row(
         &self,
         block: &QueryBlock,
@@ -418,12 +420,13 @@ impl HeadGroup<'_> {
 
     /// Returns the output, from queries, keys and values.
     ///
-    /// Exponentials are multiplied by the values, and the product is divided by their sum: if all
-    /// scores are equal, all exponentials are 1, and bf16 rounds none of them.
+    /// Multiplies the exponentials by the values, and divides the product by the sum of the
+    /// exponentials. If all scores of a row are equal, its exponentials are 1, which is exact in
+    /// bf16.
     fn forward(&self, [q, k, v]: [&HostBuffer; 3]) -> Vec<f32> {
         let mut output = vec![0.0; q.len()];
         let dim = self.sizes.dim;
-        let (mut scores, mut rounded) = self.room();
+        let (mut scores, mut narrow) = self.room();
         let mut scales = [0.0; BLOCK];
         for block in self.blocks() {
             let queries = block.queries.clone();
@@ -437,8 +440,8 @@ impl HeadGroup<'_> {
                 let scale = vectorized(|| self.softmax.exponentials_or_zeros(row, scores));
                 scales[row - block.row] = scale;
             });
-            let shares = self.rounded(scores, &mut rounded, &block);
-            matmul(output, Fold::Replace, [shares, v], Threads::One);
+            let exponentials = self.factor(scores, &mut narrow, &block);
+            matmul(output, Fold::Replace, [exponentials, v], Threads::One);
             for (output, scale) in output.chunks_exact_mut(dim.max(1)).zip(scales) {
                 output.iter_mut().for_each(|x| *x *= scale);
             }
@@ -457,7 +460,7 @@ impl HeadGroup<'_> {
         let dim = self.sizes.dim;
         let zeros = |input: usize, like: &HostBuffer| tracked[input].then(|| vec![0.0; like.len()]);
         let [mut of_q, mut of_k, mut of_v] = [zeros(0, q), zeros(1, k), zeros(2, v)];
-        let (mut shares, mut rounded) = self.room();
+        let (mut shares, mut narrow) = self.room();
         let mut of_scores = shares.clone();
         for block in self.blocks() {
             let queries = block.queries.clone();
@@ -476,10 +479,10 @@ impl HeadGroup<'_> {
             vectorized(|| self.softmax.through_cap(&products, of_scores));
             if let Some(of_v) = &mut of_v {
                 let of_v = &mut of_v[keys.start * dim..keys.end * dim];
-                let shares = self.rounded(shares, &mut rounded, &block);
+                let shares = self.factor(shares, &mut narrow, &block);
                 matmul(of_v, Fold::Add, [shares.t(), g], Threads::One);
             }
-            let of_scores = self.rounded(of_scores, &mut rounded, &block);
+            let of_scores = self.factor(of_scores, &mut narrow, &block);
             if let Some(of_q) = &mut of_q {
                 let of_q = &mut of_q[queries.start * dim..queries.end * dim];
                 matmul(of_q, Fold::Replace, [of_scores, k], Threads::One);
@@ -492,15 +495,16 @@ impl HeadGroup<'_> {
         [of_q, of_k, of_v]
     }
 
-    /// Returns a block's scores as a factor. `rounded` is memory of [`room`](Self::room).
-    fn rounded<'a>(
+    /// Rounds a block's scores to the form of the factors, in place or into `narrow`, and returns
+    /// them as a matrix.
+    fn factor<'a>(
         &self,
         scores: &'a mut [f32],
-        rounded: &'a mut [bf16],
+        narrow: &'a mut [bf16],
         block: &QueryBlock,
     ) -> Matrix<'a> {
-        let len = scores.len().min(rounded.len());
-        let scores = self.factors.round(scores, &mut rounded[..len]);
+        let len = scores.len().min(narrow.len());
+        let scores = self.factors.round(scores, &mut narrow[..len]);
         Matrix::new(scores, block.queries.len(), block.keys.len())
     }
 
@@ -534,12 +538,9 @@ mod tests {
         };
         let [q, k, v] = [whole(4, 1), whole(2, 2), whole(2, 3)];
         let inputs = [&q[..], &k, &v].map(Values::BF16);
-        // bf16 has no room for the last summand.
-        let g: Vec<f32> = whole(4, 5).iter().map(|g| g.to_f32() * (1.0 + 1.0 / 512.0)).collect();
-
-        let of_form = |factors| {
+        let of_form = |factors, g: &[f32]| {
             let output: Vec<f32> = op.mixed(inputs, factors).expect("an output");
-            let gradients = op.gradients(inputs, factors, [true; 3], &g).expect("gradients");
+            let gradients = op.gradients(inputs, factors, [true; 3], g).expect("gradients");
             let gradients = (0..3).map(|input| op.joined(&[input], &gradients));
             std::iter::once(output).chain(gradients).collect::<Vec<_>>()
         };
@@ -547,11 +548,16 @@ mod tests {
             let most = a.iter().fold(0.0_f32, |most, it| it.abs().max(most));
             a.iter().zip(b).map(|(a, b)| (a - b).abs() / most).fold(0.0, f32::max)
         };
-        let [wide, rounded, narrow] = [Factors::F32, Factors::Rounded, Factors::BF16].map(of_form);
-        for ((wide, rounded), narrow) in wide.iter().zip(&rounded).zip(&narrow) {
-            assert!(apart(rounded, narrow) <= 1e-6, "{}", apart(rounded, narrow));
-            let by_rounding = apart(rounded, wide);
-            assert!((1e-4..1e-2).contains(&by_rounding), "{by_rounding}");
+        // bf16 has room for whole numbers, and none for the smaller bits of the others.
+        for fraction in [0.0, 1.0 / 512.0] {
+            let g: Vec<f32> = whole(4, 5).iter().map(|g| g.to_f32() * (1.0 + fraction)).collect();
+            let [wide, rounded, narrow] =
+                [Factors::F32, Factors::Rounded, Factors::BF16].map(|factors| of_form(factors, &g));
+            for ((wide, rounded), narrow) in wide.iter().zip(&rounded).zip(&narrow) {
+                assert!(apart(rounded, narrow) <= 1e-6, "{}", apart(rounded, narrow));
+                let by_rounding = apart(rounded, wide);
+                assert!((1e-4..1e-2).contains(&by_rounding), "{by_rounding}");
+            }
         }
     }
 }

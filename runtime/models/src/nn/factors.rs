@@ -1,6 +1,5 @@
-//! Factors of a layer's products. If the inputs that it multiplies are bf16, it rounds the other
-//! factors, such as gradients, to bf16: a processor that multiplies bf16 is faster at it, and others
-//! compute with the same factors.
+//! Factors of a layer's products. A layer that multiplies inputs of bf16 rounds its other factors,
+//! such as gradients, to bf16, on all processors alike: some multiply bf16 faster than f32.
 
 use half::bf16;
 use hsdp_kernels::{HostBuffer, Values, ValuesMut, cast, multiplies_bf16, unpack};
@@ -55,16 +54,20 @@ impl Factors {
                 cast(ValuesMut::BF16(&mut narrow), &wide);
                 HostBuffer::BF16(narrow)
             }
-            (Self::F32 | Self::Rounded, narrow) => HostBuffer::F32(narrow.values().to_f32()),
-            (Self::BF16, HostBuffer::F16(_)) => unreachable!("f16 beside inputs of bf16"),
+            (Self::F32, narrow) | (Self::Rounded, narrow @ HostBuffer::BF16(_)) => {
+                HostBuffer::F32(narrow.values().to_f32())
+            }
+            (Self::Rounded | Self::BF16, HostBuffer::F16(_)) => {
+                unreachable!("f16 beside inputs of bf16")
+            }
         }
     }
 
-    /// Rounds elements to this form, and returns them: those of `narrow` if the form is bf16, and
-    /// otherwise of `wide`. `narrow` has the length of `wide`, unless the form is f32.
+    /// Rounds `wide` to this form. Returns `narrow`, which it fills, if the form is bf16, and
+    /// `wide` otherwise. For f32 it does not use `narrow`.
     ///
     /// # Panics
-    /// If the lengths differ.
+    /// If the form is not f32 and the lengths differ.
     pub(super) fn round<'a>(self, wide: &'a mut [f32], narrow: &'a mut [bf16]) -> Values<'a> {
         if self == Self::F32 {
             return Values::F32(wide);

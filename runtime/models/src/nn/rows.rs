@@ -32,7 +32,8 @@ pub(super) struct Rows<'a, const N: usize> {
 
 impl<const N: usize> Rows<'_, N> {
     /// Computes `M` tensors of the shape of the inputs. `row` gets the number of a row, the row of
-    /// each input, and the row of each output, which it overwrites.
+    /// each input, and the row of each output. It must write each element: the row of a 16-bit
+    /// output has elements of an earlier row.
     pub(super) fn map<T: LayerElement, const M: usize>(
         &self,
         row: impl Fn(usize, [&[f32]; N], [&mut [f32]; M]) + Sync,
@@ -153,7 +154,7 @@ struct RowOutput<'a, T> {
 }
 
 impl<T: LayerElement> RowOutput<'_, T> {
-    /// Takes the next row, with any elements.
+    /// Takes the next row. In 16 bits it has the elements of an earlier row.
     fn row(&mut self, len: usize) -> OutputRow<'_> {
         match T::values_mut(self.part.take(len)) {
             ValuesMut::F32(row) => OutputRow::Wide(row),
@@ -192,15 +193,17 @@ impl OutputRow<'_> {
 /// Returns elements rounded from f32.
 pub(super) fn narrowed<T: LayerElement>(wide: &[f32]) -> Vec<T> {
     let mut narrow = FreshVec::new(wide.len());
-    let parts: Vec<_> = narrow.parts(CHUNK).zip(wide.chunks(CHUNK)).collect();
+    let parts = narrow.parts(CHUNK).zip(wide.chunks(CHUNK));
     let round = |(mut part, wide): (FreshPart<'_, T>, &[f32])| {
         for wide in wide.chunks(ANY_WIDTH) {
             cast(T::values_mut(part.take(wide.len())), wide);
         }
     };
-    match is_parallel(wide.len()) {
-        true => parts.into_par_iter().for_each(round),
-        false => parts.into_iter().for_each(round),
+    if is_parallel(wide.len()) {
+        let parts: Vec<_> = parts.map(Some).map(Mutex::new).collect();
+        each(parts.len(), &|index| parts[index].lock().take().into_iter().for_each(round));
+    } else {
+        parts.for_each(round);
     }
     narrow.into_vec()
 }

@@ -267,9 +267,9 @@ impl SoftmaxKernel<'_> {
         shares.iter_mut().for_each(|share| *share *= scale);
     }
 
-    /// Replaces the products of the visible keys of a row with their shares before these are
-    /// divided by a sum, of which the largest is 1. Returns the inverse of the sum. A row without a
-    /// visible key has zeros.
+    /// Replaces the products of a row's visible keys with the exponentials of their scores, scaled
+    /// so that the largest is 1. Returns one divided by their sum. If the mask hides all keys, it
+    /// writes zeros and returns 1.
     #[inline(always)]
     pub(super) fn exponentials_or_zeros(&self, row: usize, products: &mut [f32]) -> f32 {
         self.to_scores(row, products);

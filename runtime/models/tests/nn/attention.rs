@@ -1,5 +1,5 @@
-//! Rounding to bf16 in attention: which factors of its products are rounded, and how large the error
-//! can be.
+//! Rounding to bf16 in attention: that the gradient of the output is rounded, and how large the
+//! error of rounded factors can be.
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use hsdp_models::nn::{self, Scores, composed};
@@ -9,9 +9,9 @@ use crate::layers::{ALL, CAPPED, CAPPED_WINDOW, CAUSAL, Layer, WINDOW, flat};
 /// The largest error of a rounding to bf16, as a part of the number.
 const BF16: f64 = 1.0 / 256.0;
 
-/// Returns the error that rounded factors may cause in each element of the layer's output and of the
-/// gradients of its tracked inputs. The gradient of the output is in the dtype of the inputs, so it
-/// is not rounded.
+/// Returns the error that rounded factors may cause in each element of the layer's output and of
+/// the gradients of its tracked inputs. The gradient of the output is in the dtype of the inputs,
+/// so it is not rounded.
 pub(crate) fn roundings(layer: &Layer, inputs: &[Tensor], g: &Tensor) -> Vec<Vec<f32>> {
     let scores = match layer.name {
         "attention" | "attention_packed" => CAUSAL,
@@ -43,9 +43,9 @@ fn of_packed(qkv: [&Tensor; 3], g: &Tensor, scores: &Scores<'_>) -> Result<Vec<T
     Ok(vec![output, Tensor::stack(&[q, k, v], 2)?])
 }
 
-/// Returns the bounds for the output and the gradients of `q`, `k` and `v`. A rounded factor is wrong
-/// by at most [`BF16`] of itself, so a product is wrong by at most the product of these errors and
-/// the magnitudes of the other factor.
+/// Returns the bounds for the output and the gradients of `q`, `k` and `v`. A rounded factor is
+/// wrong by at most [`BF16`] of itself, so a product is wrong by at most the product of these
+/// errors and the magnitudes of the other factor.
 fn of_attention([q, k, v]: [&Tensor; 3], g: &Tensor, scores: &Scores<'_>) -> Result<[Tensor; 4]> {
     let (batch, keys, kv_heads, dim) = k.dims4()?;
     let shared = q.dim(2)? / kv_heads;
@@ -74,8 +74,8 @@ fn of_attention([q, k, v]: [&Tensor; 3], g: &Tensor, scores: &Scores<'_>) -> Res
     ])
 }
 
-/// Returns the gradient of the value of one key that two queries see. The gradients of their outputs
-/// are 1 + 2^-9, which bf16 rounds to 1, and -1.
+/// Returns the gradient of the value of one key that two queries see. The gradients of their
+/// outputs are 1 + 2^-9, which bf16 rounds to 1, and -1.
 fn gradient_of_value(dtype: DType) -> Result<f32> {
     let tensor = |values: &[f32], dims: &[usize], dtype: DType| {
         Tensor::from_slice(values, dims, &Device::Cpu)?.to_dtype(dtype)
@@ -84,9 +84,9 @@ fn gradient_of_value(dtype: DType) -> Result<f32> {
     let kv = Tensor::ones((1, 1, 1, 1), dtype, &Device::Cpu)?;
     let v = Var::from_tensor(&kv)?;
     let y = nn::attention([&q, &kv, &v], &ALL)?.reshape((2, 1))?;
-    let twice = tensor(&[1.0, 2_f32.powi(-9)], &[2, 1], DType::F32)?;
+    let weight = tensor(&[1.0, 2_f32.powi(-9)], &[2, 1], DType::F32)?;
     let signs = tensor(&[1.0, 1.0, -1.0, 0.0], &[2, 2], dtype)?;
-    let gradients = (nn::linear(&y, &twice, None)? * signs)?.sum_all()?.backward()?;
+    let gradients = (nn::linear(&y, &weight, None)? * signs)?.sum_all()?.backward()?;
     gradients.get(&v).expect("a gradient").to_dtype(DType::F32)?.reshape(())?.to_scalar()
 }
 
