@@ -5,10 +5,12 @@ mod memory;
 mod options;
 mod owners;
 mod schedule;
+mod slices;
 mod state;
 mod traffic;
 mod update;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 pub use self::memory::MemoryPlan;
@@ -23,6 +25,11 @@ use crate::check::MAX_ELEMENTS;
 use crate::{
     BufferId, ByteCount, DType, Error, Mesh, ModelSpec, Phase, Piece, Rank, UnitId, UnitLayout,
 };
+
+/// Slices of a shard are cut at multiples of this number of elements, counted from the start of a
+/// piece: the block of 8-bit state, so that blocks are the same with any number of replicas. It is a
+/// multiple of [`ALIGNMENT`](crate::ALIGNMENT).
+pub const SLICE_BLOCK: usize = 256;
 
 /// The layouts, the collective schedule and the exact costs of a step.
 ///
@@ -273,11 +280,29 @@ impl Plan {
     /// If the rank is not in the mesh.
     #[must_use]
     pub fn pieces_of(&self, rank: Rank) -> Vec<(UnitId, Piece)> {
-        state::pieces_in(self, rank, |len| 0..len)
+        state::pieces_of(self, rank)
     }
 
-    /// The pieces that a rank writes to a checkpoint. Replicas hold the same shards, and each
-    /// replica writes a part of each, so all ranks together write every element once.
+    /// The slice of a rank in the trainable part of the shard that it holds of a unit: a range of
+    /// elements of the shard. Replicas hold the same shards. Each has a slice of its own, for which
+    /// it writes checkpoints and adds up the norm of gradients, so all ranks together have every
+    /// trainable element once.
+    ///
+    /// Slices begin at the places nearest to even ones where they may be cut: between pieces, and in
+    /// a piece at multiples of [`SLICE_BLOCK`] elements from its start that are multiples of the
+    /// row group or block of its parameter ([`Granularity`](crate::Granularity)). A slice may be
+    /// empty.
+    ///
+    /// # Panics
+    /// If the model has no such unit, or the rank is not in the mesh.
+    #[must_use]
+    pub fn slice(&self, unit: UnitId, rank: Rank) -> Range<usize> {
+        slices::slice(self, unit, rank)
+    }
+
+    /// The pieces that a rank writes to a checkpoint: those in its [slices](Self::slice), and its
+    /// part of the frozen parameters, which replicas divide evenly. All ranks together write every
+    /// element once.
     ///
     /// # Panics
     /// If the rank is not in the mesh.

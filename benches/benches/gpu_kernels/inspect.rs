@@ -32,7 +32,8 @@ impl Case for Inspect {
     }
 
     fn issue(&mut self, stream: &Stream, launches: u32) -> Result<(), CudaError> {
-        let seen = stream.inspect(&vec![&self.values; launches as usize], PATIENCE)?;
+        let seen = stream
+            .inspect(&vec![(&self.values, 0..self.values.len()); launches as usize], PATIENCE)?;
         self.seen = seen.last().copied();
         Ok(())
     }

@@ -252,20 +252,25 @@ const SEEN: usize = 2;
 /// The number of f32 that have room for the results of all blocks.
 pub(super) const PARTIAL: usize = 2 * SEEN * BLOCKS as usize;
 
-/// The result of an inspection of a buffer.
+/// The result of an inspection of a part of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Seen {
     /// The sum of the squares of its elements, in f64.
     pub squared_norm: f64,
-    /// The index of the first element that is infinite or NaN; `None` if all are finite.
+    /// The index in the buffer of the first element of the part that is infinite or NaN; `None` if
+    /// all are finite.
     pub first_non_finite: Option<u64>,
 }
 
 impl Stream {
-    /// Computes the squared norm of each of these f32 buffers and finds its first element that is
-    /// not finite, in one pass over each. Makes two launches per buffer, and waits for the results
-    /// for at most `patience`. The order of additions is the same on all devices, and differs from
-    /// that of [`squared_norm`](crate::squared_norm).
+    /// Computes the squared norm of a range of each of these f32 buffers and finds its first element
+    /// that is not finite, in one pass over each. Ranges begin at multiples of four elements. Makes
+    /// two launches per buffer, and waits for the results for at most `patience`. The order of
+    /// additions is the same on all devices, and differs from that of
+    /// [`squared_norm`](crate::squared_norm).
+    ///
+    /// # Panics
+    /// If a range begins elsewhere, or reaches beyond its buffer.
     ///
     /// # Errors
     /// [`CudaError::Mismatch`] if a buffer is not f32 or is of another device; [`CudaError::Late`]
@@ -274,32 +279,34 @@ impl Stream {
     /// before has failed.
     pub fn inspect(
         &self,
-        all: &[&DeviceBuffer],
+        all: &[(&DeviceBuffer, Range<usize>)],
         patience: Duration,
     ) -> Result<Vec<Seen>, CudaError> {
         let mut seen = words(self, SEEN * all.len(), "results of an inspection")?;
-        for (index, values) in all.iter().enumerate() {
-            self.inspect_one(values, &mut seen, SEEN * index)?;
+        for (index, (values, range)) in all.iter().enumerate() {
+            self.inspect_one(values, range.clone(), &mut seen, SEEN * index)?;
         }
-        let seen_of = |[squares, first]: &[u64; SEEN]| Seen {
+        let seen_of = |([squares, first], (_, range)): (&[u64; SEEN], &(_, Range<usize>))| Seen {
             squared_norm: f64::from_bits(*squares),
-            first_non_finite: (*first != u64::MAX).then_some(*first),
+            first_non_finite: (*first != u64::MAX).then(|| range.start as u64 + *first),
         };
         let words = read_words(self, &seen, patience)?;
-        Ok(words.as_chunks().0.iter().map(seen_of).collect())
+        Ok(words.as_chunks().0.iter().zip(all).map(seen_of).collect())
     }
 
-    /// Inspects one buffer, and writes the result to `seen` from word `at` on.
+    /// Inspects a range of a buffer, and writes the result to `seen` from word `at` on.
     fn inspect_one(
         &self,
         values: &DeviceBuffer,
+        range: Range<usize>,
         seen: &mut DeviceBuffer,
         at: usize,
     ) -> Result<(), CudaError> {
         values.check("inspect", DType::F32, values.len())?;
+        let fits = range.start.is_multiple_of(WIDTH) && range.end <= values.len();
+        assert!(fits, "inspect: elements {range:?} of {}", values.len());
         let mut blocks = words(self, SEEN * BLOCKS as usize, "partial results of an inspection")?;
-        let all = 0..values.len();
-        let count = self.inspect_parts(MatrixDType::F32, values, all, &mut blocks)?;
+        let count = self.inspect_parts(MatrixDType::F32, values, range, &mut blocks)?;
         let from = blocks.address(0);
         let to = seen.address(2 * at);
         let launch = Launch::fixed(CudaKernel::InspectBlocks, 1, BLOCKS);

@@ -5,7 +5,7 @@
 //! all statements, so all ranks reach the same one.
 
 use hsdp_sharding::step::Exchange;
-use hsdp_sharding::{Mesh, ModelSpec, Rank};
+use hsdp_sharding::{ModelSpec, Rank};
 
 use crate::agree::buffers::{BufferAgreement, BufferDifference, BufferWords};
 use crate::agree::comparison;
@@ -22,7 +22,8 @@ pub(crate) struct Statement {
     pub(crate) weight: u64,
     /// Summed over this rank's microbatches.
     pub(crate) loss: f64,
-    /// The squared 2-norm of this rank's finished gradient shards, before the final division.
+    /// The squared 2-norm of this rank's [slices](hsdp_sharding::Plan::slice) of the finished
+    /// gradients, before the final division.
     pub(crate) squared_norm: f64,
     /// The first element of this rank's gradient shards that is not finite.
     pub(crate) sighting: Option<Sighting>,
@@ -145,11 +146,9 @@ impl Agreement {
         self.said.iter().fold(0, |sum, statement| statement.microbatches.saturating_add(sum))
     }
 
-    /// Returns the squared norm of the whole gradient: the sum over one shard group, since all of
-    /// them hold the same.
-    pub(crate) fn squared_norm(&self, mesh: Mesh, rank: Rank) -> f64 {
-        let row = mesh.members(hsdp_sharding::Axis::Shard, rank);
-        row.map(|member| self.said[member.index()].squared_norm).sum()
+    /// Returns the squared norm of the whole gradient: the sum over all ranks, in rank order.
+    pub(crate) fn squared_norm(&self) -> f64 {
+        self.said.iter().map(|statement| statement.squared_norm).sum()
     }
 
     /// Returns the first sighting of all ranks, and the rank that made it.
@@ -420,11 +419,9 @@ mod tests {
     }
 
     #[test]
-    fn weights_add_over_all_ranks_and_norms_over_one_row() {
-        let mesh = Mesh::new(2, 2).expect("a mesh");
+    fn weights_and_squared_norms_add_over_all_ranks() {
         assert_eq!(agreement().total_weight(), Some(46));
-        assert_eq!(agreement().squared_norm(mesh, Rank::new(1)), 1.0 + 4.0);
-        assert_eq!(agreement().squared_norm(mesh, Rank::new(2)), 16.0 + 64.0);
+        assert_eq!(agreement().squared_norm(), 1.0 + 4.0 + 16.0 + 64.0);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use std::borrow::Borrow;
 use std::mem;
+use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
 
@@ -132,25 +133,34 @@ impl GradientSums {
         }
     }
 
-    /// Returns the norm and the first non-finite element of each of these, by unit. The host
-    /// searches for the element only where the norm is not finite. Waits for a device.
+    /// Returns the norm and the first non-finite element of this rank's slice of each of these, by
+    /// unit. The host searches for the element only where the norm is not finite. Waits for a
+    /// device.
     ///
     /// # Errors
     /// If they lie on a device that fails.
     pub(crate) fn survey(site: ErrorSite<'_>, all: &[Self]) -> Result<Vec<Seen>, Error> {
-        let there: Vec<_> = all.iter().filter_map(Self::on_device).collect();
+        let Context { plan, .. } = site.context;
+        let slice = |sums: &Self, unit: usize| match sums.len() {
+            0 => 0..0,
+            _ => plan.slice(UnitId::new(unit), site.context.rank()),
+        };
+        let all = || all.iter().enumerate().map(|(unit, sums)| (sums, slice(sums, unit)));
+        let there: Vec<_> =
+            all().filter_map(|(sums, slice)| Some((sums.on_device()?, slice))).collect();
         let mut found = Vec::new();
-        if let Some(There { device, .. }) = there.first() {
-            let values: Vec<_> = there.iter().map(|there| &there.value.values).collect();
+        if let Some((There { device, .. }, _)) = there.first() {
+            let slices = there.iter().map(|(there, slice)| (&there.value.values, slice.clone()));
+            let values: Vec<_> = slices.collect();
             let seen = device.stream.inspect(&values, device.patience);
             found = seen.map_err(|error| site.device(error))?;
         }
         let mut found = found.into_iter();
-        let seen = |sums: &Self| match sums {
-            Self::Host(values) => seen_on_host(values),
+        let seen = |(sums, slice): (&Self, Range<usize>)| match sums {
+            Self::Host(values) => seen_on_host(values, slice),
             Self::Device(_) => found.next().expect("all that lie there were inspected"),
         };
-        Ok(all.iter().map(seen).collect())
+        Ok(all().map(seen).collect())
     }
 
     /// Returns the first element of these sums, by unit, that a device has noted as not finite.
@@ -177,10 +187,12 @@ impl GradientSums {
     }
 }
 
-fn seen_on_host(values: &[f32]) -> Seen {
+fn seen_on_host(values: &[f32], slice: Range<usize>) -> Seen {
+    let start = slice.start;
+    let values = &values[slice];
     let squared_norm = squared_norm(values);
     let found = if squared_norm.is_finite() { None } else { first_non_finite(values) };
-    Seen { squared_norm, first_non_finite: found.map(|index| index as u64) }
+    Seen { squared_norm, first_non_finite: found.map(|index| (start + index) as u64) }
 }
 
 /// A reduction that is under way on the sums of a unit.

@@ -38,7 +38,7 @@ impl EndedStep<'_> {
             self.step.exponent.unwrap_or(0),
             loss_scale.value(),
         );
-        let squared = self.agreement.squared_norm(self.context.plan.mesh(), self.context.rank());
+        let squared = self.agreement.squared_norm();
         let verdict = self.verdict(loss_scale, squared.sqrt(), divisor)?;
         match verdict {
             Verdict::Apply => {

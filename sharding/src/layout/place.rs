@@ -5,6 +5,7 @@
 
 use super::ALIGNMENT;
 use crate::Param;
+use crate::balance::gcd;
 
 /// The length of a parameter, and where it may be cut.
 #[derive(Clone, Copy, Debug)]
@@ -77,11 +78,4 @@ pub(super) fn place(extents: &[Extent], shard_blocks: u64) -> ParamPlacing {
         Some(start)
     });
     ParamPlacing { starts: starts.collect(), shard_blocks }
-}
-
-pub(super) fn gcd(mut a: u64, mut b: u64) -> u64 {
-    while b != 0 {
-        (a, b) = (b, a % b);
-    }
-    a
 }

@@ -7,7 +7,8 @@
 //! shard length, must be a multiple of its chunk. That leaves few candidates where the search would
 //! be long. A shard that holds the whole region always works, so the search ends.
 
-use super::place::{Extent, ParamPlacing, fits, gcd, place};
+use super::place::{Extent, ParamPlacing, fits, place};
+use crate::balance::lcm;
 
 /// The number of candidates that are tried before the distance between them doubles, each time. It
 /// limits the search to a few milliseconds, also for large row groups that do not fit each other.
@@ -65,11 +66,6 @@ impl Thinning {
         self.tried += 1;
         1 << (self.tried / DENSE_CANDIDATES).min(u64::BITS as u64 - 1)
     }
-}
-
-/// The least common multiple; `u64::MAX`, which no range reaches, if it does not fit in a u64.
-fn lcm(a: u64, b: u64) -> u64 {
-    (a / gcd(a, b)).saturating_mul(b)
 }
 
 /// The first multiple of `step` from `start` on, or `u64::MAX` beyond all ranges.

@@ -86,15 +86,17 @@ fn owners(plan: &Plan) -> Owners {
 pub(super) fn snapshot(plan: &Plan, rank: Rank) -> ByteCount {
     let mesh = plan.mesh();
     let Coordinate { replicate_index, shard_index } = mesh.coordinate(rank);
-    let of_unit = |unit: UnitId| {
-        let layout = plan.layout(unit);
-        let part = balanced(layout.shard_len(), mesh.replicate_size(), replicate_index);
-        let params = &plan.spec()[unit].params;
-        let averages = plan.spec().averages() as u64;
-        let written = |piece: Piece| copied(&params[piece.param], averages, piece, &part);
-        layout.pieces(shard_index).map(written).sum::<u64>()
+    let averages = plan.spec().averages() as u64;
+    let written = |part: SavedPart| {
+        let SavedPart { unit, piece, within } = part;
+        copied(
+            &plan.spec()[unit].params[piece.param],
+            averages,
+            within.param_start - piece.param_start,
+            within.len,
+        )
     };
-    let of_pieces: u64 = plan.spec().unit_ids().map(of_unit).sum();
+    let of_pieces: u64 = parts_saved_by(plan, rank).map(written).sum();
     let of_pieces = ByteCount(of_pieces) + of_buffers(plan, rank);
     match replicate_index {
         0 => of_pieces + ByteCount(of_first_replica(plan, shard_index)),
@@ -118,16 +120,13 @@ pub(super) fn buffers_saved_by(
     plan.spec().buffers().skip(rank.index()).step_by(ranks)
 }
 
-/// The bytes of the part of a piece, of its state, and of its averages, that lies in a range of the
-/// shard.
-fn copied(param: &Param, averages: u64, piece: Piece, part: &Range<usize>) -> u64 {
-    let Some(within) = clipped(piece, part) else { return 0 };
-    let values = ElemCount::of(within.len).bytes(DType::F32).get();
-    let start = within.param_start - piece.param_start;
+/// The bytes of `len` elements of a piece from `start` on, of their state, and of their averages.
+fn copied(param: &Param, averages: u64, start: usize, len: usize) -> u64 {
+    let values = ElemCount::of(len).bytes(DType::F32).get();
     match (param.role, param.state) {
         (Role::Frozen, _) => values,
         (Role::Trainable, State::EightBit { block }) => {
-            let blocks = (start + within.len).div_ceil(block) - start.div_ceil(block);
+            let blocks = (start + len).div_ceil(block) - start.div_ceil(block);
             values * (3 + averages) + 2 * F32 * blocks as u64
         }
         (Role::Trainable, _) => values * (1 + slots(param) + averages),
@@ -191,21 +190,39 @@ impl FactoredSums {
     }
 }
 
-/// The pieces that lie in `part` of each unit's shard.
-pub(super) fn pieces_in(
-    plan: &Plan,
-    rank: Rank,
-    part: impl Fn(usize) -> Range<usize>,
-) -> Vec<(UnitId, Piece)> {
+/// The pieces of a rank, by unit.
+pub(super) fn pieces_of(plan: &Plan, rank: Rank) -> Vec<(UnitId, Piece)> {
     let shard_index = plan.mesh().coordinate(rank).shard_index;
-    let mut pieces = Vec::new();
-    for unit in plan.spec().unit_ids() {
+    let of_unit = |unit| plan.layout(unit).pieces(shard_index).map(move |piece| (unit, piece));
+    plan.spec().unit_ids().flat_map(of_unit).collect()
+}
+
+pub(super) fn saved_by(plan: &Plan, rank: Rank) -> Vec<(UnitId, Piece)> {
+    parts_saved_by(plan, rank).map(|part| (part.unit, part.within)).collect()
+}
+
+/// The part of a piece that a rank saves.
+struct SavedPart {
+    unit: UnitId,
+    piece: Piece,
+    within: Piece,
+}
+
+fn parts_saved_by(plan: &Plan, rank: Rank) -> impl Iterator<Item = SavedPart> {
+    let mesh = plan.mesh();
+    let Coordinate { replicate_index, shard_index } = mesh.coordinate(rank);
+    let of_unit = move |unit: UnitId| {
         let layout = plan.layout(unit);
-        let part = part(layout.shard_len());
-        let within = layout.pieces(shard_index).filter_map(|piece| clipped(piece, &part));
-        pieces.extend(within.map(|piece| (unit, piece)));
-    }
-    pieces
+        let trainable = plan.slice(unit, rank);
+        let start = layout.trainable().shard_len;
+        let frozen = balanced(layout.frozen().shard_len, mesh.replicate_size(), replicate_index);
+        let frozen = start + frozen.start..start + frozen.end;
+        layout.pieces(shard_index).filter_map(move |piece| {
+            let of_role = if piece.shard_start < start { &trainable } else { &frozen };
+            Some(SavedPart { unit, piece, within: clipped(piece, of_role)? })
+        })
+    };
+    plan.spec().unit_ids().flat_map(of_unit)
 }
 
 /// The part of a piece that lies in a range of the shard; `None` if the two do not overlap.
@@ -219,12 +236,6 @@ fn clipped(piece: Piece, part: &Range<usize>) -> Option<Piece> {
         len: end - start,
         ..piece
     })
-}
-
-pub(super) fn saved_by(plan: &Plan, rank: Rank) -> Vec<(UnitId, Piece)> {
-    let mesh = plan.mesh();
-    let Coordinate { replicate_index, .. } = mesh.coordinate(rank);
-    pieces_in(plan, rank, |len| balanced(len, mesh.replicate_size(), replicate_index))
 }
 
 /// A number for each shard index. It is stored where it changes, so its size does not depend on the

@@ -9,5 +9,6 @@ mod optimizers;
 mod refusals;
 mod rows;
 mod scale;
+mod slices;
 mod sums;
 mod traffic;

@@ -7,7 +7,7 @@ use hsdp_sharding::{
 use proptest::prelude::*;
 
 use crate::generators::{cases, mesh, model};
-use crate::sums;
+use crate::{slices, sums};
 
 /// A state that a parameter can have; `number` is one of its numbers.
 fn state(kind: usize, number: usize, param: &Param) -> State {
@@ -217,20 +217,6 @@ fn updates(plan: &Plan) -> Vec<UpdatePlan> {
     (0..shards).map(of).collect()
 }
 
-/// The replica that writes an element of a shard: shards are split evenly, and the first parts are
-/// the longer ones.
-fn writer(index: usize, shard_len: usize, replicas: usize) -> usize {
-    let long = shard_len % replicas;
-    let len = |replica| shard_len / replicas + usize::from(replica < long);
-    let mut end = 0;
-    (0..replicas)
-        .find(|&replica| {
-            end += len(replica);
-            index < end
-        })
-        .expect("the parts are the shard")
-}
-
 /// The bytes that each rank writes of trainable parameters and their state.
 fn written(plan: &Plan) -> Vec<usize> {
     let mesh = plan.mesh();
@@ -244,7 +230,8 @@ fn written(plan: &Plan) -> Vec<usize> {
         for element in 0..param.numel() {
             let (shard, index) = place(plan, id, element);
             (in_piece, last) = (if shard == last { in_piece + 1 } else { 0 }, shard);
-            let replica = writer(index, plan.layout(id.unit).shard_len(), mesh.replicate_size());
+            let cuts = slices::cuts(plan, id.unit, shard);
+            let replica = cuts.partition_point(|cut| *cut <= index) - 1;
             bytes[rank(replica, shard)] += 4 + match param.state {
                 State::Elements(slots) => 4 * slots,
                 State::EightBit { block } => 8 + if in_piece % block == 0 { 8 } else { 0 },

@@ -6,14 +6,20 @@ use hsdp_kernels::{Values, first_non_finite, squared_norm};
 use super::numbers::{any_bits, ordinary};
 use super::{PATIENCE, stream, upload};
 
+/// Start of the inspected part of a buffer.
+const START: usize = 8;
+
 fn inspect(values: &[f32]) -> Seen {
     let stream = stream();
-    let source = upload(&stream, Values::F32(values));
-    // Beside another, whose place is before its own.
+    // Between elements that do not count, and beside another buffer, whose place is before its own.
+    let all = [&[f32::NAN; START], values, &[f32::NAN]].concat();
+    let source = upload(&stream, Values::F32(&all));
     let other = upload(&stream, Values::F32(&[f32::NAN]));
-    let seen = stream.inspect(&[&other, &source], PATIENCE).expect("inspected");
+    let parts = [(&other, 0..1), (&source, START..START + values.len())];
+    let seen = stream.inspect(&parts, PATIENCE).expect("inspected");
     assert_eq!(seen[0].first_non_finite, Some(0));
-    seen[1]
+    let first_non_finite = seen[1].first_non_finite.map(|at| at - START as u64);
+    Seen { first_non_finite, ..seen[1] }
 }
 
 /// The sum in the order in which the kernel adds: each of 512 x 256 threads takes vectors of four

@@ -1,0 +1,80 @@
+//! The slices of a shard that its replicas take, against a search over all places for a cut.
+
+use hsdp_sharding::{
+    ALIGNMENT, Coordinate, Granularity, Mesh, ModelSpec, Param, Piece, Plan, PlanOptions,
+    SLICE_BLOCK, Unit, UnitId,
+};
+use proptest::prelude::*;
+
+use crate::generators::{cases, mesh, unit_with_rows};
+
+/// Returns whether a piece may be cut before an element of the shard.
+fn may_be_cut(param: &Param, piece: &Piece, at: usize) -> bool {
+    let before = at - piece.shard_start;
+    let rows = match param.granularity {
+        Granularity::Element => 1,
+        Granularity::Rows(rows) => rows * param.shape[1..].iter().product::<usize>(),
+        Granularity::Blocks(elements) => elements,
+    };
+    (piece.param_start + before).is_multiple_of(rows) && before.is_multiple_of(SLICE_BLOCK)
+}
+
+/// Returns the starts of the slices of all replicas, and the end of the last one.
+pub(crate) fn cuts(plan: &Plan, unit: UnitId, shard_index: usize) -> Vec<usize> {
+    let layout = plan.layout(unit);
+    let replicas = plan.mesh().replicate_size();
+    let len = layout.trainable().shard_len;
+    let may_be_cut = |at: &usize| {
+        let mut pieces = layout.pieces(shard_index);
+        let piece = pieces.find(|piece| piece.shard_range().contains(at));
+        let is_inside = |piece: &Piece| piece.shard_start < *at && *at < len;
+        let piece = piece.filter(is_inside);
+        piece.is_none_or(|it| may_be_cut(&plan.spec()[unit].params[it.param], &it, *at))
+    };
+    let places: Vec<usize> = (0..=len).step_by(ALIGNMENT).filter(may_be_cut).collect();
+    let blocks = len / ALIGNMENT;
+    let ideal =
+        |replica: usize| (replica * (blocks / replicas) + replica.min(blocks % replicas)) * 32;
+    let cut = |replica| {
+        *places.iter().min_by_key(|at| at.abs_diff(ideal(replica))).expect("0 is a place")
+    };
+    (0..=replicas).map(cut).collect()
+}
+
+proptest! {
+    #![proptest_config(cases(192))]
+
+    #[test]
+    fn slices_are_cut_at_the_places_nearest_to_even_ones(
+        unit in unit_with_rows(),
+        mesh in mesh(),
+    ) {
+        let spec = ModelSpec::new().unit(unit);
+        let plan = Plan::new(spec, mesh, PlanOptions::default()).unwrap();
+        let unit = UnitId::new(0);
+        for shard_index in 0..mesh.shard_size() {
+            let cuts = cuts(&plan, unit, shard_index);
+            for replicate_index in 0..mesh.replicate_size() {
+                let rank = mesh.rank_at(Coordinate { replicate_index, shard_index });
+                let expected = cuts[replicate_index]..cuts[replicate_index + 1];
+                prop_assert_eq!(plan.slice(unit, rank), expected, "rank {}", rank);
+            }
+            prop_assert_eq!(cuts[mesh.replicate_size()], plan.layout(unit).trainable().shard_len);
+        }
+    }
+}
+
+#[test]
+fn elements_are_divided_evenly_and_whole_rows_as_well_as_they_can() {
+    let slices = |param: Param| {
+        let mesh = Mesh::new(3, 1).expect("a mesh");
+        let spec = ModelSpec::new().unit(Unit::new("u").param(param));
+        let plan = Plan::new(spec, mesh, PlanOptions::default()).expect("a plan");
+        mesh.ranks().map(|rank| plan.slice(UnitId::new(0), rank)).collect::<Vec<_>>()
+    };
+    // Even slices would have 1067 or 1056 elements.
+    assert_eq!(slices(Param::new("w", [100, 32])), [0..1024, 1024..2048, 2048..3200]);
+    // Three rows of 32 elements and eight blocks of 96 are 768 elements.
+    assert_eq!(slices(Param::new("w", [100, 32]).rows(3)), [0..768, 768..2304, 2304..3200]);
+    assert_eq!(slices(Param::new("w", [100, 32]).rows(100)), [0..0, 0..3200, 3200..3200]);
+}
