@@ -26,8 +26,8 @@ use crate::agree::comparison::{self, InitialValues};
 use crate::error::{DataError, Error};
 use crate::model::evaluation::Evaluation;
 use crate::model::norms::{
-    COUNTS, Histogram, Histograms, Norms, add_square, by_parameter, count, over_shards, pieces,
-    trained,
+    COUNTS, CountedPieces, Histogram, Histograms, Norms, add_square, by_parameter, count,
+    over_ranks, trained,
 };
 use crate::model::updates::{Moved, Updates};
 use crate::options::placement::Placement;
@@ -425,8 +425,8 @@ impl ShardedModel {
     /// Returns the 2-norm of the values of each parameter, also of frozen ones, over all shards.
     /// Squares are summed in f64. Parameters on a device are copied to the host.
     ///
-    /// Collective over the shard group, outside of steps: one all-reduce of an f64 for each
-    /// parameter. All ranks get the same bits.
+    /// Collective over the world, outside of steps: one all-reduce of an f64 for each parameter.
+    /// All ranks get the same bits.
     ///
     /// # Errors
     /// [`Error::Comm`] if the all-reduce fails; [`Error::Kernel`] if there is not enough memory;
@@ -451,21 +451,21 @@ impl ShardedModel {
         drop(state);
         control::between_steps(&context.world, step, || {
             let mut sums = vec![T::zeroed(); count * context.parameters()];
+            let pieces = CountedPieces::of(context);
             for (unit, shard) in context.plan.spec().unit_ids().zip(&shards) {
                 let elements = shard.in_f32(context.site(operation, step))?;
-                for (number, range) in pieces(context, unit, elements.len()) {
+                for (number, range) in pieces[unit.index()].within(context, elements.len()) {
                     add(&mut sums[count * number..][..count], &elements[range]);
                 }
             }
-            over_shards(context, step, None, Reduction::Sum, sums)
+            over_ranks(context, step, None, Reduction::Sum, sums)
         })
     }
 
     /// Returns a histogram of the values of each parameter, also of frozen ones, over all shards.
     /// Parameters on a device are copied to the host.
     ///
-    /// Collective over the shard group, outside of steps: one all-reduce of 51 u64 for each
-    /// parameter.
+    /// Collective over the world, outside of steps: one all-reduce of 51 u64 for each parameter.
     ///
     /// # Errors
     /// As [`norms`](Self::norms).
@@ -540,8 +540,8 @@ impl MeasuredUpdate {
     /// Returns the 2-norm of the change of each trainable parameter, in f64: with the decay of
     /// weights, and after clipping. 0 for a parameter that was not updated.
     ///
-    /// Collective over the shard group: one all-reduce of two f64 for each parameter. All ranks get
-    /// the same bits.
+    /// Collective over the world: one all-reduce of two f64 for each parameter. All ranks get the
+    /// same bits.
     ///
     /// # Errors
     /// [`Error::Misuse`] if it is an update of another model; [`Error::Comm`] if the all-reduce
@@ -554,8 +554,8 @@ impl MeasuredUpdate {
     /// parameter before the update. 0 for a parameter that was not updated; infinite for one that
     /// was zero and has changed.
     ///
-    /// Collective over the shard group: one all-reduce of two f64 for each parameter. All ranks get
-    /// the same bits.
+    /// Collective over the world: one all-reduce of two f64 for each parameter. All ranks get the
+    /// same bits.
     ///
     /// # Errors
     /// As [`norms`](Self::norms).
@@ -579,7 +579,7 @@ impl MeasuredUpdate {
                 return Err(context.misuse("norms of an update", step, what));
             }
             let squares = self.moved.squares.clone();
-            over_shards(context, step, Some(PartKind::Change), Reduction::Sum, squares)
+            over_ranks(context, step, Some(PartKind::Change), Reduction::Sum, squares)
         })?;
         Ok(trained(model.plan(), &squares, |of| value([of[0], of[1]])))
     }

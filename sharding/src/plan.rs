@@ -26,11 +26,6 @@ use crate::{
     BufferId, ByteCount, DType, Error, Mesh, ModelSpec, Phase, Piece, Rank, UnitId, UnitLayout,
 };
 
-/// Slices of a shard are cut at multiples of this number of elements, counted from the start of a
-/// piece: the block of 8-bit state, so that blocks are the same with any number of replicas. It is a
-/// multiple of [`ALIGNMENT`](crate::ALIGNMENT).
-pub const SLICE_BLOCK: usize = 256;
-
 /// The layouts, the collective schedule and the exact costs of a step.
 ///
 /// A plan is a pure function of model, mesh and options. Ranks with equal inputs get equal plans,
@@ -142,8 +137,9 @@ impl Plan {
 
     /// A hash of the plan: equal plans have equal fingerprints, and different plans almost
     /// certainly have different ones. It is the 64-bit xxh3 of a canonical encoding of model, mesh,
-    /// options and layouts, and the same on every platform. The optimizer
-    /// [state](crate::Param::state) of parameters is not in it.
+    /// options and layouts, and the same on every platform. Of the optimizer
+    /// [state](crate::Param::state) of parameters it has the blocks of 8-bit state, which
+    /// [slices](Self::slice) follow.
     #[must_use]
     pub const fn fingerprint(&self) -> u64 {
         self.fingerprint
@@ -288,10 +284,10 @@ impl Plan {
     /// it writes checkpoints and adds up the norm of gradients, so all ranks together have every
     /// trainable element once.
     ///
-    /// Slices begin at the places nearest to even ones where they may be cut: between pieces, and in
-    /// a piece at multiples of [`SLICE_BLOCK`] elements from its start that are multiples of the
-    /// row group or block of its parameter ([`Granularity`](crate::Granularity)). A slice may be
-    /// empty.
+    /// Slices begin at the places nearest to even ones where they may be cut. These are multiples of
+    /// 8 elements, and in a piece multiples of the row group or block of its parameter
+    /// ([`Granularity`](crate::Granularity)) and of the block of its 8-bit [state](crate::State),
+    /// counted from its start. A slice may be empty.
     ///
     /// # Panics
     /// If the model has no such unit, or the rank is not in the mesh.

@@ -1,15 +1,11 @@
 //! The AdamW update with state of 8 bits an element, in blocks with a scale each.
 
-use hsdp_sharding::SLICE_BLOCK;
-
 use super::adamw::{AdamWFactors, AdamWStep};
 use super::dynamic_map::DynamicMap;
 use crate::simd::vectorized;
 
 /// The number of consecutive elements that share a scale. The last block of a slice may have fewer.
 pub const EIGHT_BIT_BLOCK: usize = 256;
-
-const _: () = assert!(SLICE_BLOCK.is_multiple_of(EIGHT_BIT_BLOCK), "slices cut a block");
 
 /// State in 8 bits an element: element `i` is the number of its code, times `scales[i /
 /// 256]`.

@@ -11,7 +11,7 @@ use hsdp_sharding::{Param, Role, UnitId};
 
 use crate::error::Error;
 use crate::model::norms::{
-    COUNTS, Histogram, Histograms, Norms, add_square, count, over_shards, pieces, trained,
+    COUNTS, CountedPieces, Histogram, Histograms, Norms, add_square, count, over_ranks, trained,
 };
 use crate::model::{ShardedModel, export};
 use crate::options::digest;
@@ -127,8 +127,8 @@ impl Gradients {
     /// If the ranks agreed to skip the step, these are norms of the sums without the division.
     /// Gradients on a device are copied to the host.
     ///
-    /// Collective over the shard group: one all-reduce of an f64 for each parameter. All ranks get
-    /// the same bits.
+    /// Collective over the world: one all-reduce of an f64 for each parameter. All ranks get the
+    /// same bits.
     ///
     /// # Errors
     /// [`Error::Misuse`] if these are the gradients of another model; [`Error::Comm`] if the
@@ -154,20 +154,21 @@ impl Gradients {
                 return Err(context.misuse(operation, self.step, what));
             }
             let mut sums = vec![T::zeroed(); count * context.parameters()];
+            let pieces = CountedPieces::of(context);
             for unit in context.plan.reductions().iter().copied() {
                 let elements = self.sums_on_host(context.site(operation, self.step), unit)?;
-                for (number, range) in pieces(context, unit, elements.len()) {
+                for (number, range) in pieces[unit.index()].within(context, elements.len()) {
                     add(&mut sums[count * number..][..count], &elements[range]);
                 }
             }
-            over_shards(context, self.step, Some(PartKind::Gradients), Reduction::Sum, sums)
+            over_ranks(context, self.step, Some(PartKind::Gradients), Reduction::Sum, sums)
         })
     }
 
     /// Returns a histogram of the gradient of each trainable parameter, over all shards, divided,
     /// before clipping. Gradients on a device are copied to the host.
     ///
-    /// Collective over the shard group: one all-reduce of 51 u64 for each parameter.
+    /// Collective over the world: one all-reduce of 51 u64 for each parameter.
     ///
     /// # Errors
     /// As [`norms`](Self::norms).
@@ -204,7 +205,7 @@ impl Gradients {
     /// # }
     /// ```
     ///
-    /// Collective over the shard group: one all-reduce of an f64, and two unless the norm is that
+    /// Collective over the world: one all-reduce of an f64, and two unless the norm is that
     /// of infinity. All ranks get the same bits. Sums are in f64, so their last bits depend on the
     /// number of shards; the norm of infinity is the same on every mesh. Gradients on a device are
     /// copied to the host.
@@ -324,11 +325,11 @@ impl Gradients {
     }
 
     /// Returns the norm of the chosen gradients as they are clipped so far. Collective over the
-    /// shard group.
+    /// world.
     fn norm_of(&self, context: &Context, chosen: &Chosen, norm: Norm) -> Result<f64, Error> {
         let reduced = |by: Reduction, own: f64| {
             let part = Some(PartKind::Gradients);
-            Ok::<f64, Error>(over_shards(context, self.step, part, by, vec![own])?[0])
+            Ok::<f64, Error>(over_ranks(context, self.step, part, by, vec![own])?[0])
         };
         let largest = reduced(Reduction::Max, self.fold(context, chosen, 0.0, f64::max)?)?;
         let Norm::P(power) = norm else { return Ok(largest) };
@@ -351,7 +352,8 @@ impl Gradients {
         Ok(largest * sum.powf(power.recip()))
     }
 
-    /// Folds the magnitudes of the chosen elements on this rank, as they are clipped so far.
+    /// Folds the magnitudes of the chosen elements that this rank counts, as they are clipped so
+    /// far.
     fn fold(
         &self,
         context: &Context,
@@ -360,9 +362,10 @@ impl Gradients {
         fold: impl Fn(f64, f64) -> f64,
     ) -> Result<f64, Error> {
         let mut folded = start;
+        let pieces = CountedPieces::of(context);
         for unit in context.plan.reductions().iter().copied() {
             let elements = self.sums_on_host(context.site("clipping", self.step), unit)?;
-            for (number, range) in pieces(context, unit, elements.len()) {
+            for (number, range) in pieces[unit.index()].within(context, elements.len()) {
                 if chosen.has[number] {
                     let clip = self.clip_of_number(number);
                     let magnitudes = elements[range].iter();

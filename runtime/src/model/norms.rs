@@ -1,14 +1,14 @@
 //! Norms and histograms by parameter, and the sums behind them.
 //!
-//! Each rank sums the squares of its pieces in f64, and one small all-reduce over the shard group,
-//! on the control channel, adds them in the order of its members. So the bits are the same on all
-//! ranks: replicas hold the same pieces.
+//! Replicas hold the same shards. Each rank sums the squares of its slice in f64, and one small
+//! all-reduce over the world, on the control channel, adds them in rank order. So the bits are the
+//! same on all ranks.
 
 use std::ops::{Range, RangeInclusive};
 
 use hsdp_comm::{Part, PartKind, Reduction, Stage};
 use hsdp_kernels::{Element, squared_norm};
-use hsdp_sharding::{ParamId, Piece, Plan, Role, UnitId};
+use hsdp_sharding::{ParamId, Plan, Role};
 
 use crate::error::Error;
 use crate::state::context::Context;
@@ -51,22 +51,40 @@ pub(super) fn add_square(square: &mut [f64], elements: &[f32]) {
     square[0] += squared_norm(elements);
 }
 
-/// Returns the pieces of parameters in the first `len` elements of this rank's shard: the number of
-/// each parameter in the model, and its range. Trained parameters come first in a shard.
-pub(crate) fn pieces(
-    context: &Context,
-    unit: UnitId,
-    len: usize,
-) -> impl Iterator<Item = (usize, Range<usize>)> {
-    let place = move |piece: Piece| {
-        (context.number_of(ParamId { unit, index: piece.param }), piece.shard_range())
-    };
-    context.pieces(unit).map(place).filter(move |(_, range)| range.end <= len)
+/// Pieces of a unit that one rank of all counts.
+#[derive(Default)]
+pub(super) struct CountedPieces {
+    pieces: Vec<(ParamId, Range<usize>)>,
 }
 
-/// Reduces values of each rank over the shard group, in the order of its members. They are of the
-/// model's parameters, or of another part of it.
-pub(crate) fn over_shards<T: Element>(
+impl CountedPieces {
+    /// Returns the pieces that this rank counts, by unit: each element of the model is in a piece of
+    /// one rank.
+    pub(super) fn of(context: &Context) -> Vec<Self> {
+        let mut units: Vec<Self> = Vec::new();
+        units.resize_with(context.plan.layouts().len(), Self::default);
+        for (unit, piece) in context.plan.pieces_saved_by(context.rank()) {
+            let param = ParamId { unit, index: piece.param };
+            units[unit.index()].pieces.push((param, piece.shard_range()));
+        }
+        units
+    }
+
+    /// Returns the number of each parameter in the model, and the range of its piece, in the first
+    /// `len` elements of this rank's shard: trained parameters come first.
+    pub(super) fn within(
+        &self,
+        context: &Context,
+        len: usize,
+    ) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let pieces = self.pieces.iter().filter(move |(_, range)| range.end <= len);
+        pieces.map(|(param, range)| (context.number_of(*param), range.clone()))
+    }
+}
+
+/// Reduces values of all ranks, in rank order. They are of the model's parameters, or of another
+/// part of it.
+pub(super) fn over_ranks<T: Element>(
     context: &Context,
     step: u64,
     part: Option<PartKind>,
@@ -75,7 +93,7 @@ pub(crate) fn over_shards<T: Element>(
 ) -> Result<Vec<T>, Error> {
     let tag = context.tag(None, Stage::Export, step, 0);
     let tag = part.map_or(tag, |kind| tag.part(Part { kind, number: 0 }));
-    Ok(context.export.all_reduce(tag, by, own)?.wait()?)
+    context.control.all_reduce(tag, by, own)
 }
 
 /// Returns a value of each parameter whose role `has` accepts, of the sums of all parameters.

@@ -261,7 +261,8 @@ fn check_frozen(context: &Context) -> Result<(), Error> {
     }
 }
 
-/// The squares of this rank's elements before an update and of their changes, by parameter.
+/// The squares of the elements in this rank's slices before an update and of their changes, by
+/// parameter.
 #[derive(Clone, Debug)]
 pub(crate) struct Moved {
     /// Two sums of squares for each parameter of the model: before the update, and of the changes.

@@ -276,7 +276,11 @@ struct UnitUpdate<'a, 'b, 'c> {
 impl ShardUpdate for UnitUpdate<'_, '_, '_> {
     fn on_host(self, master: &mut [f32], mut rounded: Option<ValuesMut<'_>>, sums: &[f32]) {
         let Self { pass, unit, optimizers, mut moved } = self;
-        for piece in pass.context.trained_pieces(unit) {
+        let counted = match moved {
+            Some(_) => pass.context.plan.slice(unit, pass.context.rank()),
+            None => 0..0,
+        };
+        for piece in pass.context.trained_pieces(unit).flat_map(|piece| cut_at(piece, &counted)) {
             let range = piece.shard_range();
             let parameter = ParamId { unit, index: piece.param };
             if !pass.gradients.has_gradient(parameter) {
@@ -311,8 +315,10 @@ impl ShardUpdate for UnitUpdate<'_, '_, '_> {
                     optimizer.update(Run { unit, piece, parameters, gradient });
                 };
                 match &mut moved {
-                    Some(moved) => moved.measure(number, parameters, update),
-                    None => update(parameters),
+                    Some(moved) if counted.contains(&piece.shard_start) => {
+                        moved.measure(number, parameters, update)
+                    }
+                    _ => update(parameters),
                 }
                 pass.average(unit, piece, parameters);
             });
@@ -357,6 +363,17 @@ impl ShardUpdate for UnitUpdate<'_, '_, '_> {
             .iter()
             .try_for_each(|average| average.lock().update_on_device(unit, stream, &pieces, master))
     }
+}
+
+/// Cuts a piece where a range of the shard begins and ends.
+fn cut_at(piece: Piece, range: &Range<usize>) -> impl Iterator<Item = Piece> + use<> {
+    let end = piece.shard_range().end;
+    let [first, last] = [range.start, range.end].map(|at| at.clamp(piece.shard_start, end));
+    let parts = [piece.shard_start..first, first..last, last..end];
+    let parts = parts.into_iter().filter(|part| !part.is_empty());
+    parts.map(move |part| {
+        part_of(piece, part.start - piece.shard_start..part.end - piece.shard_start)
+    })
 }
 
 /// A range of a piece, as a piece.

@@ -5,8 +5,10 @@ use std::mem;
 use std::panic::Location;
 
 use hsdp_comm::{
-    CallError, Channel, Error as CommError, Group, Lent, Mistake, Op, StepFailure, Tag, World,
+    CallError, Channel, Error as CommError, Group, Lent, Mistake, Op, Reduction, StepFailure, Tag,
+    World,
 };
+use hsdp_kernels::Element;
 use hsdp_sharding::Rank;
 use parking_lot::Mutex;
 
@@ -63,6 +65,20 @@ impl Control {
         *self.said.lock() = lent.source;
         *self.heard.lock() = lent.target;
         Ok(heard)
+    }
+
+    /// Reduces values of all ranks, as many on each, in rank order. All ranks get the same bits.
+    /// Collective over the world.
+    ///
+    /// # Errors
+    /// Errors of an all-reduce.
+    pub(crate) fn all_reduce<T: Element>(
+        &self,
+        tag: Tag,
+        by: Reduction,
+        own: Vec<T>,
+    ) -> Result<Vec<T>, Error> {
+        Ok(self.group.all_reduce(tag, by, own)?.wait()?)
     }
 
     /// Returns the words of `rank`, in a step. The words of other ranks, as many, are not read.

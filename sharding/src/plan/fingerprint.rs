@@ -33,12 +33,20 @@ pub(super) fn of(
         encoder.text(target);
     });
     encoder.list(layouts.iter(), |encoder, layout| encoder.layout(layout));
-    // Statistics, buffers and settings came later. A model without them has the fingerprint that it
-    // had before. No list begins with these numbers.
+    // Statistics, blocks of state, buffers and settings came later. A model without them has the
+    // fingerprint that it had before. No list begins with these numbers.
     if spec.units().iter().any(|unit| !unit.statistics.is_empty()) {
         encoder.number(u64::MAX - 1);
         encoder.list(spec.units().iter(), |encoder, unit| {
             encoder.list(unit.statistics.iter(), Encoder::statistics);
+        });
+    }
+    if spec.params().any(|(_, param)| param.state.block().is_some()) {
+        encoder.number(u64::MAX - 2);
+        encoder.list(spec.units().iter(), |encoder, unit| {
+            encoder.list(unit.params.iter(), |encoder, param| {
+                encoder.size(param.state.block().unwrap_or(0));
+            });
         });
     }
     if spec.buffers().next().is_some() {

@@ -3,8 +3,8 @@
 use std::fmt;
 
 /// The state that an optimizer keeps for a trainable parameter, from which a plan computes memory,
-/// copies and the exchange of an update. It affects these predictions only: it is no part of the
-/// fingerprint, and no optimizer reads it.
+/// copies and the exchange of an update. No optimizer reads it. Only blocks of 8-bit state have
+/// another effect: the [slices](crate::Plan::slice) of replicas do not cut them.
 ///
 /// A piece is the part of the parameter in a rank's shard. Buffers of pieces are padded to a
 /// multiple of [`ALIGNMENT`](crate::ALIGNMENT) elements.
@@ -54,6 +54,16 @@ pub enum State {
     /// owner, which keeps this number of f32 for the whole parameter, and sends new values back.
     /// All of these numbers of a model add up to at most 2^48.
     Owned(usize),
+}
+
+impl State {
+    /// Returns the number of elements of a block of 8-bit state; `None` for other state.
+    pub(crate) const fn block(self) -> Option<usize> {
+        match self {
+            Self::EightBit { block } => Some(block),
+            _ => None,
+        }
+    }
 }
 
 /// The most f32 of state for an element. With more the memory plan of the largest model would not

@@ -1,8 +1,7 @@
 //! The slices of a shard that its replicas take, against a search over all places for a cut.
 
 use hsdp_sharding::{
-    ALIGNMENT, Coordinate, Granularity, Mesh, ModelSpec, Param, Piece, Plan, PlanOptions,
-    SLICE_BLOCK, Unit, UnitId,
+    Coordinate, Granularity, Mesh, ModelSpec, Param, Piece, Plan, PlanOptions, State, Unit, UnitId,
 };
 use proptest::prelude::*;
 
@@ -16,7 +15,11 @@ fn may_be_cut(param: &Param, piece: &Piece, at: usize) -> bool {
         Granularity::Rows(rows) => rows * param.shape[1..].iter().product::<usize>(),
         Granularity::Blocks(elements) => elements,
     };
-    (piece.param_start + before).is_multiple_of(rows) && before.is_multiple_of(SLICE_BLOCK)
+    let block = match param.state {
+        State::EightBit { block } => block,
+        _ => 1,
+    };
+    (piece.param_start + before).is_multiple_of(rows) && before.is_multiple_of(block)
 }
 
 /// Returns the starts of the slices of all replicas, and the end of the last one.
@@ -31,12 +34,12 @@ pub(crate) fn cuts(plan: &Plan, unit: UnitId, shard_index: usize) -> Vec<usize> 
         let piece = piece.filter(is_inside);
         piece.is_none_or(|it| may_be_cut(&plan.spec()[unit].params[it.param], &it, *at))
     };
-    let places: Vec<usize> = (0..=len).step_by(ALIGNMENT).filter(may_be_cut).collect();
-    let blocks = len / ALIGNMENT;
+    let places: Vec<usize> = (0..=len).step_by(8).filter(may_be_cut).collect();
+    let blocks = len / 8;
     let ideal =
-        |replica: usize| (replica * (blocks / replicas) + replica.min(blocks % replicas)) * 32;
+        |replica: usize| (replica * (blocks / replicas) + replica.min(blocks % replicas)) * 8;
     let cut = |replica| {
-        *places.iter().min_by_key(|at| at.abs_diff(ideal(replica))).expect("0 is a place")
+        *places.iter().rev().min_by_key(|at| at.abs_diff(ideal(replica))).expect("0 is a place")
     };
     (0..=replicas).map(cut).collect()
 }
@@ -48,8 +51,13 @@ proptest! {
     fn slices_are_cut_at_the_places_nearest_to_even_ones(
         unit in unit_with_rows(),
         mesh in mesh(),
+        blocks in prop::collection::vec(prop::option::of(1usize..=300), 1..=6),
     ) {
-        let spec = ModelSpec::new().unit(unit);
+        let state = |param: &Param| match blocks[param.numel() % blocks.len()] {
+            Some(block) => State::EightBit { block },
+            None => State::Elements(2),
+        };
+        let spec = ModelSpec::new().unit(unit).updated_by(state);
         let plan = Plan::new(spec, mesh, PlanOptions::default()).unwrap();
         let unit = UnitId::new(0);
         for shard_index in 0..mesh.shard_size() {
@@ -66,15 +74,19 @@ proptest! {
 
 #[test]
 fn elements_are_divided_evenly_and_whole_rows_as_well_as_they_can() {
-    let slices = |param: Param| {
+    let of = |param: Param, state: State| {
         let mesh = Mesh::new(3, 1).expect("a mesh");
-        let spec = ModelSpec::new().unit(Unit::new("u").param(param));
+        let spec = ModelSpec::new().unit(Unit::new("u").param(param)).updated_by(|_| state);
         let plan = Plan::new(spec, mesh, PlanOptions::default()).expect("a plan");
         mesh.ranks().map(|rank| plan.slice(UnitId::new(0), rank)).collect::<Vec<_>>()
     };
-    // Even slices would have 1067 or 1056 elements.
-    assert_eq!(slices(Param::new("w", [100, 32])), [0..1024, 1024..2048, 2048..3200]);
-    // Three rows of 32 elements and eight blocks of 96 are 768 elements.
-    assert_eq!(slices(Param::new("w", [100, 32]).rows(3)), [0..768, 768..2304, 2304..3200]);
+    let slices = |param| of(param, State::Elements(2));
+    assert_eq!(slices(Param::new("w", [100, 32])), [0..1072, 1072..2136, 2136..3200]);
+    // 11 groups of three rows of 32 elements, and 22.
+    assert_eq!(slices(Param::new("w", [100, 32]).rows(3)), [0..1056, 1056..2112, 2112..3200]);
+    // Two rows of 36 elements are the least number that is a multiple of 8.
+    assert_eq!(slices(Param::new("w", [10, 36]).rows(1)), [0..144, 144..288, 288..384]);
     assert_eq!(slices(Param::new("w", [100, 32]).rows(100)), [0..0, 0..3200, 3200..3200]);
+    let in_blocks = of(Param::new("w", [100, 32]), State::EightBit { block: 256 });
+    assert_eq!(in_blocks, [0..1024, 1024..2048, 2048..3200]);
 }
