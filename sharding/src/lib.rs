@@ -86,7 +86,7 @@ pub use self::layout::{ALIGNMENT, ParamSlot, Piece, Pieces, Region, UnitLayout};
 pub use self::mesh::{Axis, Coordinate, Mesh};
 pub use self::plan::{
     Accumulation, Flow, FullCopies, Gather, MemoryPlan, Offload, Owners, Part, Plan, PlanOptions,
-    Traffic, UpdatePlan, WholeMatrix, Wholes,
+    StateOver, Traffic, UpdatePlan, WholeMatrix, Wholes,
 };
 pub use self::rank::Rank;
 pub use self::spec::{

@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub use self::memory::MemoryPlan;
-pub use self::options::{Accumulation, FullCopies, Offload, PlanOptions};
+pub use self::options::{Accumulation, FullCopies, Offload, PlanOptions, StateOver};
 pub use self::owners::{Owners, Part, WholeMatrix, Wholes};
 pub use self::schedule::Gather;
 use self::schedule::Schedule;
@@ -294,6 +294,13 @@ impl Plan {
     #[must_use]
     pub fn slice(&self, unit: UnitId, rank: Rank) -> Range<usize> {
         slices::slice(self, unit, rank)
+    }
+
+    /// Returns whether replicas divide optimizer state among them: with [`StateOver::World`] and
+    /// several replicas.
+    #[must_use]
+    pub fn divides_state(&self) -> bool {
+        self.options.state == StateOver::World && self.mesh.replicate_size() > 1
     }
 
     /// The pieces that a rank writes to a checkpoint: those in its [slices](Self::slice), and its

@@ -15,6 +15,8 @@
 //! | [`offer`](StepMachine::offer) | has a unit's gradients | reductions whose turn has come |
 //! | [`end_microbatch`](StepMachine::end_microbatch) | ends the microbatch, or a batch of an evaluation | all gathers and reductions that are left |
 //! | [`finish`](StepMachine::finish) | ends the step | microbatches of other ranks, all-reduces, the statement |
+//! | [`updated`](StepMachine::updated) | has updated its slice of a unit | the gather of the slices, if replicas divide state |
+//! | [`await_slices`](StepMachine::await_slices) | needs whole shards outside of a step | the ends of these gathers |
 //! | [`evaluate`](StepMachine::evaluate), [`begin_batch`](StepMachine::begin_batch), [`end_evaluation`](StepMachine::end_evaluation) | evaluates, for its own sake or for the backward of another model | exchanges, gathers |
 //! | [`abort`](StepMachine::abort) | drops the step | nothing |
 //!
@@ -22,6 +24,10 @@
 //! then feeds the next input. Two outputs make the machine wait: after [`Output::Await`] and
 //! [`Output::Follow`] nothing comes until [`done`](StepMachine::done), and after
 //! [`Output::Exchange`] until [`conclude`](StepMachine::conclude) with what the ranks have said.
+//!
+//! Where replicas [divide optimizer state](crate::StateOver::World), the gathers of updated slices
+//! outlast the step, and a step that is aborted. A gather of the shard group waits for that of its
+//! unit's slices, and one that is issued ahead is not issued before it: `watching` names it.
 //!
 //! An all-reduce may begin while the backward goes on, as soon as the reduce-scatter before it is
 //! complete. [`watching`](StepMachine::watching) names that reduce-scatter: its completion, and no
@@ -41,6 +47,8 @@
 //! | `l1` | the unit's gradients are accumulated unsharded |
 //! | `r1` | its reduce-scatter is issued |
 //! | `a1` | its all-reduce is issued |
+//! | `c1` | the reduce-scatter of its sums over the replicas is issued, if these divide state |
+//! | `h1` | the gather of its updated slices over the replicas is issued |
 //! | `f1` | its all-reduced sums of a microbatch are added to its partial |
 //! | `(g1)` | the rank waits for an operation |
 //! | `<headers>` | the ranks exchange records |
@@ -55,6 +63,7 @@ mod order;
 mod output;
 mod reductions;
 mod rules;
+mod slices;
 mod statistics;
 #[cfg(test)]
 mod tests;

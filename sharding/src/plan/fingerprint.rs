@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::{Accumulation, FullCopies, PlanOptions};
+use super::{Accumulation, FullCopies, PlanOptions, StateOver};
 use crate::{
     AfterForward, BufferRule, DType, Granularity, Matrices, Mesh, ModelSpec, Param, Region, Role,
     Statistics, Unit, UnitId, UnitLayout,
@@ -33,8 +33,8 @@ pub(super) fn of(
         encoder.text(target);
     });
     encoder.list(layouts.iter(), |encoder, layout| encoder.layout(layout));
-    // Statistics, blocks of state, buffers and settings came later. A model without them has the
-    // fingerprint that it had before. No list begins with these numbers.
+    // Statistics, blocks of state, buffers, settings and state over the world came later. A model
+    // without them has the fingerprint that it had before. No list begins with these numbers.
     if spec.units().iter().any(|unit| !unit.statistics.is_empty()) {
         encoder.number(u64::MAX - 1);
         encoder.list(spec.units().iter(), |encoder, unit| {
@@ -60,6 +60,9 @@ pub(super) fn of(
             encoder.text(name);
             encoder.text(value);
         });
+    }
+    if options.state == StateOver::World {
+        encoder.number(u64::MAX - 3);
     }
     encoder.0.digest()
 }

@@ -73,6 +73,39 @@ impl fmt::Display for FullCopies {
     }
 }
 
+/// The ranks over which masters, gradients and optimizer state of trainable parameters are divided.
+///
+/// Displayed and parsed as `shards`, `world`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum StateOver {
+    /// Over the shard group. Each replica holds the state of whole shards, and updates them.
+    #[default]
+    Shards,
+    /// Over all ranks: each replica updates its [slice](crate::Plan::slice) of a shard, and the
+    /// slices are gathered over the replicas in the compute dtype.
+    World,
+}
+
+impl StateOver {
+    /// All variants.
+    pub const ALL: [Self; 2] = [Self::Shards, Self::World];
+
+    /// Its name on a command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Shards => "shards",
+            Self::World => "world",
+        }
+    }
+}
+
+impl fmt::Display for StateOver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
 /// The options that a plan depends on besides model and mesh. All ranks must use the same options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PlanOptions {
@@ -87,6 +120,8 @@ pub struct PlanOptions {
     pub prefetch: usize,
     /// The number of copies of a gathered unit where ranks share a process.
     pub full_copies: FullCopies,
+    /// The ranks over which optimizer state is divided.
+    pub state: StateOver,
 }
 
 impl PlanOptions {
@@ -98,7 +133,7 @@ impl PlanOptions {
 
 impl Default for PlanOptions {
     /// f32 in all dtypes, reduce-scatter in each microbatch, one gather ahead, a full copy per
-    /// rank.
+    /// rank, state over the shard group.
     fn default() -> Self {
         Self {
             param_dtype: DType::F32,
@@ -106,6 +141,7 @@ impl Default for PlanOptions {
             accumulation: Accumulation::default(),
             prefetch: 1,
             full_copies: FullCopies::default(),
+            state: StateOver::default(),
         }
     }
 }

@@ -101,11 +101,13 @@ impl EvaluationCourse {
             Goal::Unit(unit) => self.unit_next(unit, orders),
             Goal::EndMicrobatch => self.end_batch_next(orders),
             Goal::Finish => self.end_next(orders),
-            Goal::Nothing
-            | Goal::Begin
+            Goal::Nothing => self.gathers.prefetch_next(orders),
+            Goal::Begin
             | Goal::Statistics { .. }
             | Goal::Loss
-            | Goal::Gradients(_) => None,
+            | Goal::Gradients(_)
+            | Goal::Slices(_)
+            | Goal::WholeShards => None,
         }
     }
 
@@ -120,7 +122,7 @@ impl EvaluationCourse {
             return Some(output);
         }
         let end = self.gathers.end_of_prefetch(place, orders.declared().plan.options().prefetch);
-        self.gathers.take_next(place, end)
+        self.gathers.take_next(orders, place, end)
     }
 
     fn end_batch_next(&mut self, orders: &mut PlanOrders) -> Option<Output> {

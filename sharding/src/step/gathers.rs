@@ -93,6 +93,9 @@ pub(super) struct GatherQueue {
     statistics: StatisticsQueue,
     /// Number of gathers that were issued: all before that index, and none from it on.
     pub(super) issued: usize,
+    /// Number of first gathers that are to be issued, as soon as the slices of their units are
+    /// whole.
+    wanted: usize,
     /// Place of the last gather for the forward that was taken.
     last_in_forward: Option<usize>,
     /// Number of first gathers that the end of the forward has dropped, or keeps.
@@ -120,6 +123,7 @@ impl GatherQueue {
             states: Vec::new(),
             statistics: StatisticsQueue::default(),
             issued: 0,
+            wanted: 0,
             last_in_forward: None,
             forward_ended: 0,
             ended: 0,
@@ -132,6 +136,7 @@ impl GatherQueue {
         self.statistics.begin();
         self.last_in_forward = None;
         self.issued = 0;
+        self.wanted = 0;
         self.forward_ended = 0;
         self.ended = 0;
         let kept = match &self.purpose {
@@ -223,11 +228,16 @@ impl GatherQueue {
         self.states.len().min(place.saturating_add(prefetch).saturating_add(1))
     }
 
-    /// Issues the next gather, if fewer than `end` were issued.
-    pub(super) fn issue_next(&mut self, end: usize) -> Option<Output> {
+    /// Issues the next gather, if fewer than `end` were issued. If the slices of its unit are being
+    /// gathered, waits for them first.
+    pub(super) fn issue_next(&mut self, orders: &PlanOrders, end: usize) -> Option<Output> {
         let place = self.issued;
         if place >= end.min(self.states.len()) {
             return None;
+        }
+        let wait = orders.slices.wait(self.gather(place).unit, &orders.rules);
+        if wait.is_some() {
+            return wait;
         }
         self.states[place] = GatherState::Issued;
         self.issued += 1;
@@ -235,11 +245,35 @@ impl GatherQueue {
         Some(Output::Gather { place, unit, phase })
     }
 
-    /// Hands out the gather at a place, behind the issue of the first `end`.
-    pub(super) fn take_next(&mut self, place: usize, end: usize) -> Option<Output> {
-        self.issue_next(end).or_else(|| {
+    /// Hands out the gather at a place, behind the issue of the first `end`, except those behind it
+    /// whose slices are not whole.
+    pub(super) fn take_next(
+        &mut self,
+        orders: &PlanOrders,
+        place: usize,
+        end: usize,
+    ) -> Option<Output> {
+        self.wanted = self.wanted.max(end);
+        let output = self.issue_next(orders, place + 1).or_else(|| self.prefetch_next(orders));
+        output.or_else(|| {
             self.end_next(place, |Gather { unit, phase }| Output::Hand { place, unit, phase })
         })
+    }
+
+    /// Issues the next gather that is wanted, if the slices of its unit are whole. In one sequence
+    /// the order of operations keeps it behind them.
+    pub(super) fn prefetch_next(&mut self, orders: &PlanOrders) -> Option<Output> {
+        match self.watching(orders) {
+            Some(_) if !orders.rules.is_one_sequence() => None,
+            _ => self.issue_next(orders, self.wanted),
+        }
+    }
+
+    /// Returns the gather of slices whose completion lets the next gather be issued ahead.
+    pub(super) fn watching(&self, orders: &PlanOrders) -> Option<Operation> {
+        let is_wanted = self.issued < self.wanted.min(self.states.len());
+        let unit = is_wanted.then(|| self.gather(self.issued).unit)?;
+        orders.slices.is_under_way(unit).then_some(Operation::GatherSlices(unit))
     }
 
     /// Waits for the gather at a place, and drops it, if it was issued and not handed out.
@@ -270,7 +304,7 @@ impl GatherQueue {
     pub(super) fn end_forward_next(&mut self, orders: &PlanOrders) -> Option<Output> {
         let spec = orders.declared().plan.spec();
         let units = spec.units().len();
-        if let Some(issue) = self.issue_next(units) {
+        if let Some(issue) = self.issue_next(orders, units) {
             return Some(issue);
         }
         for place in self.forward_ended..units {
@@ -306,7 +340,7 @@ impl GatherQueue {
                 self.ended = place + 1;
                 continue;
             }
-            if let Some(output) = self.issue_next(place + 1) {
+            if let Some(output) = self.issue_next(orders, place + 1) {
                 return Some(output);
             }
             if let Some(output) = self.free_next(place) {
@@ -548,7 +582,7 @@ impl GatherQueue {
         let last = self.states.len().checked_sub(1)?;
         let spec = orders.declared().plan.spec();
         let output = self.pass_statistics(orders, Phase::Forward, last);
-        let output = output.or_else(|| self.issue_next(last + 1));
+        let output = output.or_else(|| self.issue_next(orders, last + 1));
         output.or_else(|| self.free_unless_kept(last, spec))
     }
 
@@ -559,7 +593,7 @@ impl GatherQueue {
                 self.add(*unit);
             }
             let output = self.pass_statistics(orders, Phase::Forward, at);
-            let output = output.or_else(|| self.issue_next(at + 1));
+            let output = output.or_else(|| self.issue_next(orders, at + 1));
             let output = output.or_else(|| self.free_unless_kept(at, spec));
             if output.is_some() {
                 return output;

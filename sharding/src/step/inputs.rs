@@ -62,6 +62,10 @@ pub(super) enum Goal {
     EndMicrobatch,
     /// The end of the step, or of an evaluation.
     Finish,
+    /// The gather of a unit's updated slices.
+    Slices(UnitId),
+    /// The ends of all gathers of slices.
+    WholeShards,
 }
 
 /// The reason why an input is refused. The machine is as it was before, except after an error of

@@ -291,6 +291,45 @@ impl StepMachine {
         Ok(())
     }
 
+    /// Has updated its slice of a unit. Collective over the replicate group, in the plan's order of
+    /// reductions.
+    ///
+    /// # Errors
+    /// [`Refused::NoSuchUnit`]; [`Refused::Frozen`] if the unit is frozen; [`Refused::OutOfTurn`] if
+    /// replicas do not divide state, within a step, and before the slices of the last update are
+    /// gathered.
+    pub fn updated(&mut self, unit: UnitId) -> Result<(), Refused> {
+        self.check_unit(unit)?;
+        self.check_between("updated")?;
+        if !self.plan().divides_state() || self.orders.slices.is_under_way(unit) {
+            return Err(Refused::OutOfTurn { input: "updated" });
+        }
+        if !self.plan().spec()[unit].is_trainable() {
+            return Err(Refused::Frozen { unit });
+        }
+        self.goal = Goal::Slices(unit);
+        Ok(())
+    }
+
+    /// Needs whole shards outside of a step. Collective over the replicate group, if gathers of
+    /// slices were lost with an aborted step.
+    ///
+    /// # Errors
+    /// [`Refused::OutOfTurn`].
+    pub fn await_slices(&mut self) -> Result<(), Refused> {
+        self.check_between("await_slices")?;
+        self.goal = Goal::WholeShards;
+        Ok(())
+    }
+
+    fn check_between(&self, input: &'static str) -> Result<(), Refused> {
+        self.check_idle(input)?;
+        match self.state {
+            MachineState::Between => Ok(()),
+            _ => Err(Refused::OutOfTurn { input }),
+        }
+    }
+
     /// Ends the step or the evaluation that is under way. The order of units that it has found is
     /// forgotten: another rank may not have found it.
     pub fn abort(&mut self) {
@@ -298,6 +337,7 @@ impl StepMachine {
         self.goal = Goal::Nothing;
         self.awaits = None;
         self.orders.forget();
+        self.orders.slices.lose();
     }
 
     fn check_idle(&self, input: &'static str) -> Result<(), Refused> {
@@ -318,7 +358,13 @@ impl StepMachine {
             return None;
         }
         let output = self.next();
-        if matches!((self.goal, output), (Goal::Unit(_), Some(Output::Hand { .. })) | (_, None)) {
+        let is_answered = match output {
+            None => true,
+            Some(Output::Hand { .. }) => matches!(self.goal, Goal::Unit(_)),
+            Some(Output::GatherSlices(unit)) => self.goal == Goal::Slices(unit),
+            Some(_) => false,
+        };
+        if is_answered {
             self.goal = Goal::Nothing;
         }
         self.awaits = match output? {
@@ -333,8 +379,17 @@ impl StepMachine {
 
     /// Returns the next output to the goal.
     fn next(&mut self) -> Option<Output> {
+        if self.goal != Goal::Nothing
+            && let Some(output) = self.orders.slices.issue_lost()
+        {
+            return Some(output);
+        }
         match &mut self.state {
-            MachineState::Between => None,
+            MachineState::Between => match self.goal {
+                Goal::Slices(unit) => Some(self.orders.slices.issue(unit)),
+                Goal::WholeShards => self.orders.slices.wait_for_any(&self.orders.rules),
+                _ => None,
+            },
             MachineState::Opening(opening) => Some(opening.next()),
             MachineState::Step(step) => step.next(self.goal, &mut self.orders),
             MachineState::Evaluation(evaluation) => evaluation.next(self.goal, &mut self.orders),
@@ -347,7 +402,8 @@ impl StepMachine {
     pub fn watching(&self) -> Option<Operation> {
         match &self.state {
             MachineState::Step(step) => step.watching(&self.orders),
-            _ => None,
+            MachineState::Evaluation(evaluation) => evaluation.gathers.watching(&self.orders),
+            MachineState::Between | MachineState::Opening(_) => None,
         }
     }
 
@@ -361,6 +417,10 @@ impl StepMachine {
             self.awaits = None;
         } else if self.watching() != Some(operation) {
             return Err(Refused::OutOfTurn { input: "done" });
+        }
+        if let Operation::GatherSlices(unit) = operation {
+            self.orders.slices.complete(unit);
+            return Ok(());
         }
         match &mut self.state {
             MachineState::Step(step) => step.complete(operation),
@@ -413,6 +473,7 @@ impl StepMachine {
             }
             MachineState::Step(_) if exchange == Exchange::Statement => {
                 orders.settle();
+                orders.slices.confirm();
                 *state = MachineState::Between;
             }
             MachineState::Evaluation(_) if exchange == Exchange::Mean => {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::rules::{Rules, UnitOrder};
+use super::slices::SliceGathers;
 use crate::{Plan, UnitId};
 
 /// A plan in one order of its units, and the places of each unit's gathers.
@@ -37,12 +38,14 @@ impl PlanOrder {
     }
 }
 
-/// The order of a model's units: the declared one, until the ranks have agreed on another. And the
-/// rules of the order of its steps.
+/// The order of a model's units: the declared one, until the ranks have agreed on another. Beside it
+/// the rules of the order of its steps, and the gathers that outlast them.
 #[derive(Debug)]
 pub(super) struct PlanOrders {
     /// Rules of the order of a step.
     pub(super) rules: Rules,
+    /// The gathers of updated slices.
+    pub(super) slices: SliceGathers,
     declared: Arc<PlanOrder>,
     /// The order on which the ranks have agreed in the step that is under way.
     found: Option<Arc<PlanOrder>>,
@@ -53,9 +56,10 @@ pub(super) struct PlanOrders {
 impl PlanOrders {
     pub(super) fn new(plan: Arc<Plan>, rules: Rules) -> Self {
         let is_settled = rules.order == UnitOrder::Error || plan.order().len() == 1;
+        let slices = SliceGathers::new(plan.layouts().len());
         let declared = Arc::new(PlanOrder::new(plan));
         let settled = is_settled.then(|| Arc::clone(&declared));
-        Self { rules, declared, found: None, settled }
+        Self { rules, slices, declared, found: None, settled }
     }
 
     /// Returns the order of the next operation.

@@ -61,6 +61,11 @@ pub enum Output {
     },
     /// Issues the all-reduce of a unit's sums, over its replicate group.
     AllReduce(UnitId),
+    /// Issues the reduce-scatter of a unit's sums over its replicate group, each of which gets its
+    /// slice.
+    ScatterSums(UnitId),
+    /// Issues the gather of a unit's updated slices, over its replicate group.
+    GatherSlices(UnitId),
     /// Adds the all-reduced sums of a microbatch to the unit's partial.
     Fold(UnitId),
     /// Waits for the result of an operation. Nothing follows before it is
@@ -97,6 +102,10 @@ pub enum Operation {
     ReduceScatter(UnitId),
     /// The all-reduce of a unit.
     AllReduce(UnitId),
+    /// The reduce-scatter of a unit's sums over the replicas.
+    ScatterSums(UnitId),
+    /// The gather of a unit's slices. It may have been issued after an earlier step.
+    GatherSlices(UnitId),
 }
 
 /// The gradients that a reduce-scatter takes, or the statistics that are summed.
@@ -131,6 +140,8 @@ impl fmt::Display for Operation {
             }
             Self::ReduceScatter(unit) => write!(f, "r{unit}"),
             Self::AllReduce(unit) => write!(f, "a{unit}"),
+            Self::ScatterSums(unit) => write!(f, "c{unit}"),
+            Self::GatherSlices(unit) => write!(f, "h{unit}"),
         }
     }
 }
@@ -149,6 +160,8 @@ impl fmt::Display for Output {
             Self::Accumulate(unit) => write!(f, "l{unit}"),
             Self::ReduceScatter { unit, .. } => write!(f, "r{unit}"),
             Self::AllReduce(unit) => write!(f, "a{unit}"),
+            Self::ScatterSums(unit) => write!(f, "c{unit}"),
+            Self::GatherSlices(unit) => write!(f, "h{unit}"),
             Self::Fold(unit) => write!(f, "f{unit}"),
             Self::Await(operation) | Self::Follow(operation) => write!(f, "({operation})"),
         }
@@ -194,6 +207,10 @@ pub enum Kind {
     ReduceScatter,
     /// An all-reduce of a unit's sums.
     AllReduce,
+    /// A reduce-scatter of a unit's sums.
+    ScatterSums,
+    /// An all-gather of a unit's slices.
+    GatherSlices,
     /// An all-reduce of statistics.
     Statistics,
     /// An all-gather of records.
@@ -210,7 +227,8 @@ pub struct Call {
     /// Dtype of its elements on the wire.
     pub dtype: DType,
     /// Number of elements that a member gives: a shard, a whole unit of gradients, its sums,
-    /// statistics, or a record.
+    /// statistics, or a record. For a gather of slices it is that of all members together, whose
+    /// slices differ in length.
     pub elements: usize,
     /// The unit, if it is of one unit.
     pub unit: Option<UnitId>,
@@ -242,6 +260,20 @@ impl Output {
                 kind: Kind::AllReduce,
                 members: Members::Replicate,
                 dtype: plan.options().reduce_dtype,
+                elements: plan.layout(unit).trainable().shard_len,
+                unit: Some(unit),
+            },
+            Self::ScatterSums(unit) => Call {
+                kind: Kind::ScatterSums,
+                members: Members::Replicate,
+                dtype: plan.options().reduce_dtype,
+                elements: plan.layout(unit).trainable().shard_len,
+                unit: Some(unit),
+            },
+            Self::GatherSlices(unit) => Call {
+                kind: Kind::GatherSlices,
+                members: Members::Replicate,
+                dtype: plan.compute_dtype(unit),
                 elements: plan.layout(unit).trainable().shard_len,
                 unit: Some(unit),
             },

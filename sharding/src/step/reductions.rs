@@ -59,7 +59,7 @@ enum SumsState {
     Held,
     /// A reduce-scatter adds to them.
     Scattering,
-    /// Their all-reduce is under way.
+    /// Their all-reduce is under way, or their reduce-scatter over the replicas.
     AllReducing,
 }
 
@@ -218,7 +218,10 @@ impl ReductionQueue {
         }
         self.sums[unit.index()] = SumsState::AllReducing;
         self.all_reduced += 1;
-        Some(Output::AllReduce(unit))
+        Some(match plan.divides_state() {
+            true => Output::ScatterSums(unit),
+            false => Output::AllReduce(unit),
+        })
     }
 
     /// In a sequence of each channel: issues the next all-reduce, if its reduce-scatter is
@@ -265,7 +268,7 @@ impl ReductionQueue {
         }
         let unit = *plan.reductions().get(self.folded)?;
         if self.sums[unit.index()] == SumsState::AllReducing {
-            return Some(Output::Await(Operation::AllReduce(unit)));
+            return Some(Output::Await(over_replicas(plan, unit)));
         }
         self.folded += 1;
         Some(Output::Fold(unit))
@@ -281,17 +284,28 @@ impl ReductionQueue {
         let reductions = plan.reductions().iter().enumerate().skip(from);
         reductions.filter_map(|(place, unit)| match self.sums[unit.index()] {
             SumsState::Scattering => Some((place, Operation::ReduceScatter(*unit))),
-            SumsState::AllReducing => Some((place, Operation::AllReduce(*unit))),
+            SumsState::AllReducing => Some((place, over_replicas(plan, *unit))),
             SumsState::Empty | SumsState::Held => None,
         })
     }
 
     /// Notes that an operation is complete.
     pub(super) fn complete(&mut self, operation: Operation) {
-        let (Operation::ReduceScatter(unit) | Operation::AllReduce(unit)) = operation else {
+        let (Operation::ReduceScatter(unit)
+        | Operation::AllReduce(unit)
+        | Operation::ScatterSums(unit)) = operation
+        else {
             return;
         };
         self.sums[unit.index()] = SumsState::Held;
+    }
+}
+
+/// Returns the operation by which a unit's sums are reduced over the replicas.
+fn over_replicas(plan: &Plan, unit: UnitId) -> Operation {
+    match plan.divides_state() {
+        true => Operation::ScatterSums(unit),
+        false => Operation::AllReduce(unit),
     }
 }
 

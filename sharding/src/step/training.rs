@@ -254,9 +254,11 @@ impl StepCourse {
         }
     }
 
-    /// Returns the reduce-scatter whose completion lets an all-reduce begin.
+    /// Returns the operation whose completion lets another one begin: a reduce-scatter, or a gather
+    /// of slices.
     pub(super) fn watching(&self, orders: &PlanOrders) -> Option<Operation> {
-        self.reductions.watching(self.due(orders))
+        let watched = self.reductions.watching(self.due(orders));
+        watched.or_else(|| self.gathers.watching(orders))
     }
 
     /// Notes that an operation is complete.
@@ -316,9 +318,11 @@ impl StepCourse {
     /// Returns the next output to the goal; `None` if it is answered.
     pub(super) fn next(&mut self, goal: Goal, orders: &mut PlanOrders) -> Option<Output> {
         match goal {
-            Goal::Begin => None,
-            // An all-reduce may have become ready.
-            Goal::Nothing => self.reduce_next(orders),
+            Goal::Begin | Goal::Slices(_) | Goal::WholeShards => None,
+            // A reduction over the replicas may have become ready, or a gather ahead.
+            Goal::Nothing => {
+                self.reduce_next(orders).or_else(|| self.gathers.prefetch_next(orders))
+            }
             Goal::Microbatch => Some(Output::Exchange(Exchange::Microbatch(Input::Ready))),
             Goal::Unit(unit) => self.unit_next(unit, orders),
             Goal::Statistics { unit, index, phase } => {
@@ -343,7 +347,7 @@ impl StepCourse {
         let end = self.gathers.end_of_prefetch(place, orders.declared().plan.options().prefetch);
         // In one sequence, reductions that come before these gathers.
         let due = self.due(orders);
-        self.reduce_before(due, end).or_else(|| self.gathers.take_next(place, end))
+        self.reduce_before(orders, due, end).or_else(|| self.gathers.take_next(orders, place, end))
     }
 
     fn statistics_next(
@@ -362,7 +366,9 @@ impl StepCourse {
             // Other ranks come to them behind these gathers.
             let end = self.gathers.end_before_statistics(unit);
             let due = self.due(orders);
-            let output = self.reduce_before(due, end).or_else(|| self.gathers.issue_next(end));
+            let output = self
+                .reduce_before(orders, due, end)
+                .or_else(|| self.gathers.issue_next(orders, end));
             if output.is_some() {
                 return output;
             }
@@ -409,12 +415,17 @@ impl StepCourse {
 
     /// In one sequence: issues the reductions before gather number `end`, and the gathers before
     /// them.
-    fn reduce_before(&mut self, due: DueConditions<'_>, end: usize) -> Option<Output> {
+    fn reduce_before(
+        &mut self,
+        orders: &PlanOrders,
+        due: DueConditions<'_>,
+        end: usize,
+    ) -> Option<Output> {
         if let Some(output) = self.reductions.all_reduce_behind(due) {
             return Some(output);
         }
         let before = self.reductions.gathers_before_next(due).filter(|before| *before < end)?;
-        self.gathers.issue_next(before).or_else(|| self.reductions.issue_next(due))
+        self.gathers.issue_next(orders, before).or_else(|| self.reductions.issue_next(due))
     }
 
     /// Issues all reductions that are left at the end of a microbatch, in one sequence, and drops

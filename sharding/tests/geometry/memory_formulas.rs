@@ -132,7 +132,9 @@ impl Player {
             Output::Hand { .. }
             | Output::Free { .. }
             | Output::Statistics { .. }
-            | Output::AllReduce(_) => {}
+            | Output::AllReduce(_)
+            | Output::ScatterSums(_)
+            | Output::GatherSlices(_) => {}
         }
     }
 

@@ -41,7 +41,7 @@ use hsdp_sharding::step::{
 };
 use hsdp_sharding::{
     Accumulation, AfterForward, ByteCount, Flow, FullCopies, Mesh, ModelSpec, Param, Phase, Plan,
-    PlanOptions, Rank, Unit, UnitId,
+    PlanOptions, Rank, StateOver, Unit, UnitId,
 };
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
@@ -51,6 +51,17 @@ use crate::world::{Call, Draws, World};
 fn cases(cases: u32) -> ProptestConfig {
     let rng_seed = RngSeed::Fixed(0x6873_6470);
     ProptestConfig { cases, failure_persistence: None, rng_seed, ..ProptestConfig::default() }
+}
+
+/// A model, its mesh and its options, and the same with state over the world.
+fn plan_over_world() -> impl Strategy<Value = Plan> {
+    (plan(), any::<bool>()).prop_map(|(plan, is_over_world)| {
+        if !is_over_world || plan.options().full_copies == FullCopies::PerProcess {
+            return plan;
+        }
+        let options = PlanOptions { state: StateOver::World, ..*plan.options() };
+        Plan::new(plan.spec().clone(), plan.mesh(), options).expect("a plan")
+    })
 }
 
 /// A model, its mesh and its options.
@@ -271,6 +282,15 @@ impl<'a> Programs<'a> {
         again
     }
 
+    /// The update of all ranks. It is left out after a step that is skipped.
+    fn update(&mut self) -> Vec<Vec<Call>> {
+        let is_skipped = !self.plan.divides_state() || self.draws.once_in(6);
+        let units = self.plan.reductions().iter().filter(|_| !is_skipped);
+        let mut calls: Vec<Call> = units.copied().map(Call::Updated).collect();
+        calls.extend(self.draws.once_in(6).then_some(Call::AwaitSlices));
+        vec![calls; self.plan.mesh().world_size()]
+    }
+
     fn end_of_run(&mut self) -> Vec<Vec<Call>> {
         let begin = Call::Begin(Begin { step: 9, intent: Intent::End });
         vec![vec![begin]; self.plan.mesh().world_size()]
@@ -284,7 +304,8 @@ proptest! {
     /// programs do, whichever rank goes on next, and whenever operations complete.
     #[test]
     fn no_rank_is_ever_stuck(
-        plan in plan(), rules in rules(), seed in any::<u64>(), worlds in any::<[bool; 3]>()
+        plan in plan_over_world(), rules in rules(), seed in any::<u64>(),
+        worlds in any::<[bool; 3]>()
     ) {
         let shares_memory = plan.options().full_copies == FullCopies::PerProcess;
         prop_assume!(!(shares_memory && rules.sequences == Sequences::One));
@@ -305,6 +326,8 @@ proptest! {
                 }
             }
             let scripts = programs.step(&rules, number);
+            world.run(scripts).map_err(TestCaseError::fail)?;
+            let scripts = programs.update();
             world.run(scripts).map_err(TestCaseError::fail)?;
             if programs.draws.once_in(3) {
                 let scripts = programs.evaluation();
@@ -524,6 +547,6 @@ fn received(plan: &Plan, rank: Rank, call: Collective) -> Option<(usize, u64)> {
             let own = elements / world + u64::from((rank.index() as u64) < elements % world);
             (3, (world - 1) * own * size + (elements - own) * size)
         }
-        Kind::Exchange(_) => return None,
+        Kind::ScatterSums | Kind::GatherSlices | Kind::Exchange(_) => return None,
     })
 }

@@ -44,6 +44,8 @@ pub(crate) enum Call {
     Batch,
     EndBatch,
     EndEvaluation,
+    Updated(UnitId),
+    AwaitSlices,
 }
 
 /// The channels in which a rank issues operations.
@@ -288,6 +290,8 @@ impl World {
             Call::Evaluate(kind) => machine.evaluate(kind),
             Call::Batch => machine.begin_batch(),
             Call::EndEvaluation => machine.end_evaluation(),
+            Call::Updated(unit) => machine.updated(unit),
+            Call::AwaitSlices => machine.await_slices(),
         };
         // A refused call changes nothing: the program goes on with the next one.
         if let Err(refused) = answer {
@@ -302,6 +306,10 @@ impl World {
         match output {
             Output::Gather { place, unit, phase } => {
                 let member = &mut self.members[rank];
+                let slices = Operation::GatherSlices(unit);
+                if member.under_way.iter().any(|(operation, _)| *operation == slices) {
+                    return Err(self.describe(&format!("rank {rank} issues {word} too early")));
+                }
                 let issued = member.stream.len() + 1;
                 member.gathers.insert((unit, phase == Phase::Backward), issued);
                 self.issue(rank, 0, Operation::Gather { place, unit, phase }, word)
@@ -324,6 +332,8 @@ impl World {
                 self.issue(rank, STATISTICS, operation, word)
             }
             Output::AllReduce(unit) => self.issue(rank, 2, Operation::AllReduce(unit), word),
+            Output::ScatterSums(unit) => self.issue(rank, 2, Operation::ScatterSums(unit), word),
+            Output::GatherSlices(unit) => self.issue(rank, 2, Operation::GatherSlices(unit), word),
             Output::Await(operation) | Output::Follow(operation) => {
                 self.members[rank].waits = Some(Wait::Operation(operation));
                 Ok(())
