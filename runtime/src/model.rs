@@ -26,8 +26,8 @@ use crate::agree::comparison::{self, InitialValues};
 use crate::error::{DataError, Error};
 use crate::model::evaluation::Evaluation;
 use crate::model::norms::{
-    COUNTS, CountedPieces, Histogram, Histograms, Norms, add_square, by_parameter, count,
-    over_ranks, trained,
+    COUNTS, Histogram, Histograms, Norms, add_square, by_parameter, count, counted_pieces,
+    over_ranks, trained, within,
 };
 use crate::model::updates::{Moved, Updates};
 use crate::options::placement::Placement;
@@ -451,10 +451,10 @@ impl ShardedModel {
         drop(state);
         control::between_steps(&context.world, step, || {
             let mut sums = vec![T::zeroed(); count * context.parameters()];
-            let pieces = CountedPieces::of(context);
+            let pieces = counted_pieces(context);
             for (unit, shard) in context.plan.spec().unit_ids().zip(&shards) {
                 let elements = shard.in_f32(context.site(operation, step))?;
-                for (number, range) in pieces[unit.index()].within(context, elements.len()) {
+                for (number, range) in within(&pieces[unit.index()], elements.len()) {
                     add(&mut sums[count * number..][..count], &elements[range]);
                 }
             }

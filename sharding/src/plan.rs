@@ -279,13 +279,13 @@ impl Plan {
         state::pieces_of(self, rank)
     }
 
-    /// The slice of a rank in the trainable part of the shard that it holds of a unit: a range of
-    /// elements of the shard. Replicas hold the same shards. Each has a slice of its own, for which
-    /// it writes checkpoints and adds up the norm of gradients, so all ranks together have every
+    /// Returns the slice of a rank in the trainable part of the shard that it holds of a unit: a
+    /// range of elements of the shard. Replicas hold the same shards. Each has a slice of its own,
+    /// which it writes to checkpoints and counts in norms, so all ranks together have every
     /// trainable element once.
     ///
-    /// Slices begin at the places nearest to even ones where they may be cut. These are multiples of
-    /// 8 elements, and in a piece multiples of the row group or block of its parameter
+    /// Slices begin at the places nearest to even ones where they may be cut. These are multiples
+    /// of 8 elements, and in a piece multiples of the row group or block of its parameter
     /// ([`Granularity`](crate::Granularity)) and of the block of its 8-bit [state](crate::State),
     /// counted from its start. A slice may be empty.
     ///

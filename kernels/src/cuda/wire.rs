@@ -263,17 +263,14 @@ pub struct Seen {
 }
 
 impl Stream {
-    /// Computes the squared norm of a range of each of these f32 buffers and finds its first element
-    /// that is not finite, in one pass over each. Ranges begin at multiples of four elements. Makes
-    /// two launches per buffer, and waits for the results for at most `patience`. The order of
-    /// additions is the same on all devices, and differs from that of
-    /// [`squared_norm`](crate::squared_norm).
-    ///
-    /// # Panics
-    /// If a range begins elsewhere, or reaches beyond its buffer.
+    /// Computes the squared norm of a range of each of these f32 buffers and finds its first
+    /// element that is not finite, in one pass over each. Makes two launches per buffer, and waits
+    /// for the results for at most `patience`. The order of additions is the same on all devices,
+    /// and differs from that of [`squared_norm`](crate::squared_norm).
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if a buffer is not f32 or is of another device; [`CudaError::Late`]
+    /// [`CudaError::Mismatch`] if a buffer is not f32 or is of another device, or a range does not
+    /// begin at a multiple of four elements or reaches beyond its buffer; [`CudaError::Late`]
     /// if the results are not there after `patience`; [`CudaError::OutOfMemory`] if the device has
     /// no memory for them; [`CudaError::Driver`] if a call of the driver fails, or an operation
     /// before has failed.
@@ -303,8 +300,11 @@ impl Stream {
         at: usize,
     ) -> Result<(), CudaError> {
         values.check("inspect", DType::F32, values.len())?;
-        let fits = range.start.is_multiple_of(WIDTH) && range.end <= values.len();
-        assert!(fits, "inspect: elements {range:?} of {}", values.len());
+        let fits = range.start <= range.end && range.end <= values.len();
+        if !fits || !range.start.is_multiple_of(WIDTH) {
+            let problem = format!("elements {range:?} of {}", values.len());
+            return Err(CudaError::Mismatch { operation: "inspect", problem });
+        }
         let mut blocks = words(self, SEEN * BLOCKS as usize, "partial results of an inspection")?;
         let count = self.inspect_parts(MatrixDType::F32, values, range, &mut blocks)?;
         let from = blocks.address(0);

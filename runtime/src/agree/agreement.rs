@@ -25,7 +25,8 @@ pub(crate) struct Statement {
     /// The squared 2-norm of this rank's [slices](hsdp_sharding::Plan::slice) of the finished
     /// gradients, before the final division.
     pub(crate) squared_norm: f64,
-    /// The first element of this rank's gradient shards that is not finite.
+    /// The first element of this rank's gradient shards that was not finite before the all-reduces,
+    /// or of its slices after them.
     pub(crate) sighting: Option<Sighting>,
     /// Word of this rank for [`Context::check_operations`](crate::state::context::Context).
     pub(crate) operations: [u64; 2],

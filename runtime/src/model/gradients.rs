@@ -11,7 +11,8 @@ use hsdp_sharding::{Param, Role, UnitId};
 
 use crate::error::Error;
 use crate::model::norms::{
-    COUNTS, CountedPieces, Histogram, Histograms, Norms, add_square, count, over_ranks, trained,
+    COUNTS, CountedPiece, Histogram, Histograms, Norms, add_square, count, counted_pieces,
+    over_ranks, trained, within,
 };
 use crate::model::{ShardedModel, export};
 use crate::options::digest;
@@ -125,7 +126,8 @@ impl Gradients {
     /// [total](Norms::total) is [`norm`](Self::norm) but for the rounding of f64.
     ///
     /// If the ranks agreed to skip the step, these are norms of the sums without the division.
-    /// Gradients on a device are copied to the host.
+    /// After an overflow before the all-reduces, each element is that of one replica. Gradients on
+    /// a device are copied to the host.
     ///
     /// Collective over the world: one all-reduce of an f64 for each parameter. All ranks get the
     /// same bits.
@@ -154,10 +156,10 @@ impl Gradients {
                 return Err(context.misuse(operation, self.step, what));
             }
             let mut sums = vec![T::zeroed(); count * context.parameters()];
-            let pieces = CountedPieces::of(context);
+            let pieces = counted_pieces(context);
             for unit in context.plan.reductions().iter().copied() {
                 let elements = self.sums_on_host(context.site(operation, self.step), unit)?;
-                for (number, range) in pieces[unit.index()].within(context, elements.len()) {
+                for (number, range) in within(&pieces[unit.index()], elements.len()) {
                     add(&mut sums[count * number..][..count], &elements[range]);
                 }
             }
@@ -207,7 +209,7 @@ impl Gradients {
     ///
     /// Collective over the world: one all-reduce of an f64, and two unless the norm is that
     /// of infinity. All ranks get the same bits. Sums are in f64, so their last bits depend on the
-    /// number of shards; the norm of infinity is the same on every mesh. Gradients on a device are
+    /// mesh; the norm of infinity is the same on every mesh. Gradients on a device are
     /// copied to the host.
     ///
     /// # Errors
@@ -331,7 +333,11 @@ impl Gradients {
             let part = Some(PartKind::Gradients);
             Ok::<f64, Error>(over_ranks(context, self.step, part, by, vec![own])?[0])
         };
-        let largest = reduced(Reduction::Max, self.fold(context, chosen, 0.0, f64::max)?)?;
+        let pieces = counted_pieces(context);
+        let fold = |start, fold: &dyn Fn(f64, f64) -> f64| {
+            self.fold(context, &pieces, chosen, start, fold)
+        };
+        let largest = reduced(Reduction::Max, fold(0.0, &f64::max)?)?;
         let Norm::P(power) = norm else { return Ok(largest) };
         if largest == 0.0 {
             return Ok(0.0);
@@ -348,7 +354,7 @@ impl Gradients {
                 relative.powf(power)
             }
         };
-        let sum = reduced(Reduction::Sum, self.fold(context, chosen, 0.0, add)?)?;
+        let sum = reduced(Reduction::Sum, fold(0.0, &add)?)?;
         Ok(largest * sum.powf(power.recip()))
     }
 
@@ -357,15 +363,15 @@ impl Gradients {
     fn fold(
         &self,
         context: &Context,
+        pieces: &[Vec<CountedPiece>],
         chosen: &Chosen,
         start: f64,
         fold: impl Fn(f64, f64) -> f64,
     ) -> Result<f64, Error> {
         let mut folded = start;
-        let pieces = CountedPieces::of(context);
         for unit in context.plan.reductions().iter().copied() {
             let elements = self.sums_on_host(context.site("clipping", self.step), unit)?;
-            for (number, range) in pieces[unit.index()].within(context, elements.len()) {
+            for (number, range) in within(&pieces[unit.index()], elements.len()) {
                 if chosen.has[number] {
                     let clip = self.clip_of_number(number);
                     let magnitudes = elements[range].iter();

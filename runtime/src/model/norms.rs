@@ -1,8 +1,8 @@
 //! Norms and histograms by parameter, and the sums behind them.
 //!
-//! Replicas hold the same shards. Each rank sums the squares of its slice in f64, and one small
-//! all-reduce over the world, on the control channel, adds them in rank order. So the bits are the
-//! same on all ranks.
+//! Replicas hold the same shards. Each rank sums the squares of the elements that it would write to
+//! a checkpoint in f64, and one small all-reduce over the world, on the control channel, adds them
+//! in rank order. So the bits are the same on all ranks.
 
 use std::ops::{Range, RangeInclusive};
 
@@ -51,35 +51,23 @@ pub(super) fn add_square(square: &mut [f64], elements: &[f32]) {
     square[0] += squared_norm(elements);
 }
 
-/// Pieces of a unit that one rank of all counts.
-#[derive(Default)]
-pub(super) struct CountedPieces {
-    pieces: Vec<(ParamId, Range<usize>)>,
+/// A part of a parameter: the parameter's number in the model, and a range of this rank's shard.
+pub(super) type CountedPiece = (usize, Range<usize>);
+
+/// Returns the pieces that this rank counts, by unit: those that it would write to a checkpoint. So
+/// each element of the model counts on one rank.
+pub(super) fn counted_pieces(context: &Context) -> Vec<Vec<CountedPiece>> {
+    let mut units = vec![Vec::new(); context.plan.layouts().len()];
+    for (unit, piece) in context.plan.pieces_saved_by(context.rank()) {
+        let number = context.number_of(ParamId { unit, index: piece.param });
+        units[unit.index()].push((number, piece.shard_range()));
+    }
+    units
 }
 
-impl CountedPieces {
-    /// Returns the pieces that this rank counts, by unit: each element of the model is in a piece of
-    /// one rank.
-    pub(super) fn of(context: &Context) -> Vec<Self> {
-        let mut units: Vec<Self> = Vec::new();
-        units.resize_with(context.plan.layouts().len(), Self::default);
-        for (unit, piece) in context.plan.pieces_saved_by(context.rank()) {
-            let param = ParamId { unit, index: piece.param };
-            units[unit.index()].pieces.push((param, piece.shard_range()));
-        }
-        units
-    }
-
-    /// Returns the number of each parameter in the model, and the range of its piece, in the first
-    /// `len` elements of this rank's shard: trained parameters come first.
-    pub(super) fn within(
-        &self,
-        context: &Context,
-        len: usize,
-    ) -> impl Iterator<Item = (usize, Range<usize>)> {
-        let pieces = self.pieces.iter().filter(move |(_, range)| range.end <= len);
-        pieces.map(|(param, range)| (context.number_of(*param), range.clone()))
-    }
+/// Returns the pieces among the first `len` elements of a shard: trained parameters come first.
+pub(super) fn within(pieces: &[CountedPiece], len: usize) -> impl Iterator<Item = CountedPiece> {
+    pieces.iter().filter(move |(_, range)| range.end <= len).cloned()
 }
 
 /// Reduces values of all ranks, in rank order. They are of the model's parameters, or of another

@@ -1,7 +1,9 @@
 //! The text that ranks exchange where they differ: one line for each option of the model, each unit
 //! and each parameter.
 
-use hsdp_sharding::{AfterForward, BufferRule, Granularity, ModelSpec, Param, Role, Statistics};
+use hsdp_sharding::{
+    AfterForward, BufferRule, Granularity, ModelSpec, Param, Role, State, Statistics,
+};
 
 use crate::options::ModelOptions;
 use crate::options::digest;
@@ -58,8 +60,8 @@ pub(crate) fn of_options(options: &ModelOptions) -> Vec<String> {
     ]
 }
 
-/// Returns the settings, the units, their parameters, buffers and statistics, one line each, and the
-/// ties.
+/// Returns the settings, the units, their parameters, buffers and statistics, one line each, and
+/// the ties.
 pub(crate) fn of_model(spec: &ModelSpec) -> Vec<String> {
     let mut lines: Vec<String> =
         spec.settings().map(|(name, value)| format!("{name} {value}")).collect();
@@ -94,9 +96,15 @@ fn of_param(unit: usize, param: &Param) -> String {
         Granularity::Rows(rows) => format!(", cut at every {rows} rows"),
         Granularity::Blocks(elements) => format!(", cut at every {elements} elements"),
     };
+    let state = match (param.role, param.state) {
+        (Role::Trainable, State::EightBit { block }) => {
+            format!(", with 8-bit state in blocks of {block}")
+        }
+        _ => String::new(),
+    };
     let view = param.view.map_or_else(String::new, |view| format!(", as matrices {view}"));
     format!(
-        "parameter `{}` {:?}{role}{stored}{pieces}{view} in unit {unit}",
+        "parameter `{}` {:?}{role}{stored}{pieces}{state}{view} in unit {unit}",
         param.name, param.shape
     )
 }

@@ -139,28 +139,31 @@ impl GradientSums {
     ///
     /// # Errors
     /// If they lie on a device that fails.
-    pub(crate) fn survey(site: ErrorSite<'_>, all: &[Self]) -> Result<Vec<Seen>, Error> {
+    pub(crate) fn survey<'a>(site: ErrorSite<'_>, all: &'a [Self]) -> Result<Vec<Seen>, Error> {
         let Context { plan, .. } = site.context;
-        let slice = |sums: &Self, unit: usize| match sums.len() {
+        let slice = |(unit, sums): (usize, &Self)| match sums.len() {
             0 => 0..0,
             _ => plan.slice(UnitId::new(unit), site.context.rank()),
         };
-        let all = || all.iter().enumerate().map(|(unit, sums)| (sums, slice(sums, unit)));
-        let there: Vec<_> =
-            all().filter_map(|(sums, slice)| Some((sums.on_device()?, slice))).collect();
+        let slices: Vec<Range<usize>> = all.iter().enumerate().map(slice).collect();
+        let on_device = |(sums, slice): (&'a Self, &Range<usize>)| {
+            sums.on_device().filter(|_| !slice.is_empty()).map(|there| (there, slice.clone()))
+        };
+        let there: Vec<_> = all.iter().zip(&slices).filter_map(on_device).collect();
         let mut found = Vec::new();
         if let Some((There { device, .. }, _)) = there.first() {
-            let slices = there.iter().map(|(there, slice)| (&there.value.values, slice.clone()));
-            let values: Vec<_> = slices.collect();
+            let parts = there.iter().map(|(there, slice)| (&there.value.values, slice.clone()));
+            let values: Vec<_> = parts.collect();
             let seen = device.stream.inspect(&values, device.patience);
             found = seen.map_err(|error| site.device(error))?;
         }
         let mut found = found.into_iter();
         let seen = |(sums, slice): (&Self, Range<usize>)| match sums {
             Self::Host(values) => seen_on_host(values, slice),
+            Self::Device(_) if slice.is_empty() => seen_on_host(&[], 0..0),
             Self::Device(_) => found.next().expect("all that lie there were inspected"),
         };
-        Ok(all().map(seen).collect())
+        Ok(all.iter().zip(slices).map(seen).collect())
     }
 
     /// Returns the first element of these sums, by unit, that a device has noted as not finite.

@@ -38,7 +38,12 @@ impl EndedStep<'_> {
             self.step.exponent.unwrap_or(0),
             loss_scale.value(),
         );
-        let squared = self.agreement.squared_norm();
+        let squared = match self.agreement.first_non_finite() {
+            // The sums of replicas differ if a step ends before its all-reduces, and each rank has
+            // seen its slice alone.
+            Some(_) => f64::NAN,
+            None => self.agreement.squared_norm(),
+        };
         let verdict = self.verdict(loss_scale, squared.sqrt(), divisor)?;
         match verdict {
             Verdict::Apply => {

@@ -62,7 +62,8 @@ impl Gradients {
         self.step
     }
 
-    /// Returns the 2-norm of the whole gradient, over all shards, divided, before clipping.
+    /// Returns the 2-norm of the whole gradient, over all shards, divided, before clipping. NaN if
+    /// an element of a rank's sums was not finite: then the ranks agreed to skip the step.
     #[must_use]
     pub fn norm(&self) -> f64 {
         self.norm

@@ -41,11 +41,15 @@ pub(super) fn of(
             encoder.list(unit.statistics.iter(), Encoder::statistics);
         });
     }
-    if spec.params().any(|(_, param)| param.state.block().is_some()) {
+    let block = |param: &Param| match param.role {
+        Role::Trainable => param.state.block(),
+        Role::Frozen => None,
+    };
+    if spec.params().any(|(_, param)| block(param).is_some()) {
         encoder.number(u64::MAX - 2);
         encoder.list(spec.units().iter(), |encoder, unit| {
             encoder.list(unit.params.iter(), |encoder, param| {
-                encoder.size(param.state.block().unwrap_or(0));
+                encoder.size(block(param).unwrap_or(0));
             });
         });
     }

@@ -20,7 +20,7 @@ pub(super) fn slice(plan: &Plan, unit: UnitId, rank: Rank) -> Range<usize> {
     cut(blocks.start)..cut(blocks.end)
 }
 
-/// Returns the place nearest to `at` where a shard of a unit may be cut, of two the last one.
+/// Returns the place nearest to `at` where a shard of a unit may be cut, the later one of two.
 fn cut_near(plan: &Plan, unit: UnitId, shard_index: usize, at: usize) -> usize {
     let mut pieces = plan.layout(unit).pieces(shard_index);
     let Some(piece) = pieces.find(|piece| piece.shard_range().contains(&at)) else { return at };
@@ -33,9 +33,9 @@ fn cut_near(plan: &Plan, unit: UnitId, shard_index: usize, at: usize) -> usize {
     shard_start + if at - before < behind - at { before } else { behind }
 }
 
-/// Returns the number of elements at multiples of which a piece may be cut, from its first element:
-/// a multiple of the row group or block of the parameter, of the block of its state, and of the
-/// alignment. Pieces begin where parameters may be cut.
+/// Returns the distance between two places where a piece may be cut, from its start on: the least
+/// common multiple of the row group or block of the parameter, of the block of its state, and of
+/// the alignment. Pieces begin where parameters may be cut.
 fn chunk(param: &Param) -> u64 {
     let block = param.state.block().unwrap_or(1) as u64;
     lcm(lcm(param.chunk() as u64, block), SLICE_ALIGNMENT as u64)

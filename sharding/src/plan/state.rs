@@ -120,7 +120,8 @@ pub(super) fn buffers_saved_by(
     plan.spec().buffers().skip(rank.index()).step_by(ranks)
 }
 
-/// The bytes of `len` elements of a piece from `start` on, of their state, and of their averages.
+/// Returns the bytes of `len` elements of a piece from `start` on, of their state, and of their
+/// averages.
 fn copied(param: &Param, averages: u64, start: usize, len: usize) -> u64 {
     let values = ElemCount::of(len).bytes(DType::F32).get();
     match (param.role, param.state) {
@@ -190,7 +191,7 @@ impl FactoredSums {
     }
 }
 
-/// The pieces of a rank, by unit.
+/// Returns the pieces of a rank, by unit.
 pub(super) fn pieces_of(plan: &Plan, rank: Rank) -> Vec<(UnitId, Piece)> {
     let shard_index = plan.mesh().coordinate(rank).shard_index;
     let of_unit = |unit| plan.layout(unit).pieces(shard_index).map(move |piece| (unit, piece));
@@ -225,7 +226,7 @@ fn parts_saved_by(plan: &Plan, rank: Rank) -> impl Iterator<Item = SavedPart> {
     plan.spec().unit_ids().flat_map(of_unit)
 }
 
-/// The part of a piece that lies in a range of the shard; `None` if the two do not overlap.
+/// Returns the part of a piece that lies in a range of the shard; `None` if the two do not overlap.
 fn clipped(piece: Piece, part: &Range<usize>) -> Option<Piece> {
     let all = piece.shard_range();
     let start = all.start.max(part.start);

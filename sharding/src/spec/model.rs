@@ -152,8 +152,8 @@ impl ModelSpec {
     }
 
     /// Sets the [state](Param::state) that the optimizer keeps for each trainable parameter. It
-    /// affects the plan's memory and traffic only: plans that differ in it alone have the same
-    /// fingerprint.
+    /// affects the plan's memory and traffic, and blocks of 8-bit state also the
+    /// [slices](crate::Plan::slice) of replicas and the fingerprint.
     #[must_use]
     pub fn updated_by(mut self, state: impl Fn(&Param) -> State) -> Self {
         let params = self.units.iter_mut().flat_map(|unit| &mut unit.params);
@@ -164,8 +164,8 @@ impl ModelSpec {
     }
 
     /// Plans one more moving average of the trainable parameters and of the buffers, which takes an
-    /// f32 for each element of a rank's shard and of each buffer. As the state of optimizers, it
-    /// affects predictions only.
+    /// f32 for each element of a rank's shard and of each buffer. It affects
+    /// predictions only.
     #[must_use]
     pub fn averaged(self) -> Self {
         Self { averages: self.averages + 1, ..self }

@@ -61,7 +61,7 @@ pub struct Param {
     /// The [declared](Self::matrices) view as a stack of matrices; `None` if none is declared.
     pub view: Option<Matrices>,
     /// The state that the optimizer keeps for it if it is trainable, for the plan's memory and
-    /// traffic.
+    /// traffic, and for the places where a shard is cut into slices.
     pub state: State,
     /// The rule that makes it equal on all ranks if it is a [buffer](Self::buffer).
     pub buffer: Option<BufferRule>,

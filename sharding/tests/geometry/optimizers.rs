@@ -225,13 +225,14 @@ fn written(plan: &Plan) -> Vec<usize> {
         mesh.rank_at(Coordinate { replicate_index, shard_index }).index()
     };
     for (id, param) in trainable(plan) {
+        let cuts: Vec<Vec<usize>> =
+            (0..mesh.shard_size()).map(|shard| slices::cuts(plan, id.unit, shard)).collect();
         let mut in_piece = 0;
         let mut last = usize::MAX;
         for element in 0..param.numel() {
             let (shard, index) = place(plan, id, element);
             (in_piece, last) = (if shard == last { in_piece + 1 } else { 0 }, shard);
-            let cuts = slices::cuts(plan, id.unit, shard);
-            let replica = cuts.partition_point(|cut| *cut <= index) - 1;
+            let replica = cuts[shard].partition_point(|cut| *cut <= index) - 1;
             bytes[rank(replica, shard)] += 4 + match param.state {
                 State::Elements(slots) => 4 * slots,
                 State::EightBit { block } => 8 + if in_piece % block == 0 { 8 } else { 0 },

@@ -1,5 +1,7 @@
 //! The squared norm, and the first element that is not finite.
 
+use std::ops::Range;
+
 use hsdp_kernels::cuda::Seen;
 use hsdp_kernels::{Values, first_non_finite, squared_norm};
 
@@ -60,6 +62,23 @@ fn the_norm_is_added_up_in_one_order() {
         let twin = squared_norm(&values);
         assert!((seen.squared_norm - twin).abs() <= 1e-12 * twin, "{len} elements: {twin}");
     }
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn parts_that_a_buffer_does_not_have_are_refused() {
+    let stream = stream();
+    let source = upload(&stream, Values::F32(&ordinary(1, 100)));
+    for (range, problem) in [
+        (2..8, "elements 2..8 of 100"),
+        (96..104, "elements 96..104 of 100"),
+        (Range { start: 8, end: 4 }, "elements 8..4 of 100"),
+    ] {
+        let refused = stream.inspect(&[(&source, range)], PATIENCE).expect_err("refused");
+        assert_eq!(refused.to_string(), format!("inspect: {problem}"));
+    }
+    let seen = stream.inspect(&[(&source, 96..96)], PATIENCE).expect("inspected");
+    assert_eq!(seen, [Seen { squared_norm: 0.0, first_non_finite: None }]);
 }
 
 #[test]

@@ -216,27 +216,34 @@ fn the_first_of_several_is_told_in_every_mode_on_every_mesh() {
 
 #[test]
 fn a_sum_that_overflows_is_nobodys_gradient() {
-    let told = |options: &ModelOptions, slope: f32| {
+    let told_of = |options: &ModelOptions, slope: fn(&Param) -> f32| {
         common_error(outcomes(4, |world| {
             let mut model = springs::model(world, options)?;
             let mut sgd = Sgd::new(&model, SgdOptions::default());
-            update_with(&mut model, &mut sgd, StepOptions::microbatches(1), move |_, _| slope)
+            let slope = move |_, param: &Param| slope(param);
+            update_with(&mut model, &mut sgd, StepOptions::microbatches(1), slope)
         }))
         .to_string()
     };
     let sum = |mesh| ModelOptions { objective: Objective::Sum, ..ModelOptions::on(mesh) };
     assert_eq!(
-        told(&sum(mesh(1, 4)), 2e38),
+        told_of(&sum(mesh(1, 4)), |_| 2e38),
         "step 0: the sum of the gradients of first.weight is not finite after microbatch 0 on rank 0, though each of \
          them is"
     );
     assert_eq!(
-        told(&sum(mesh(4, 1)), 2e38),
+        told_of(&sum(mesh(4, 1)), |_| 2e38),
         "step 0: the sum over the replicas of the gradients of first.weight is not finite on rank 0, though each of \
          them is"
     );
+    // The replica whose slice has it finds it.
+    assert_eq!(
+        told_of(&sum(mesh(4, 1)), |param| if param.name == "third.bias" { 2e38 } else { 1.0 }),
+        "step 0: the sum over the replicas of the gradients of third.bias is not finite on rank 3, though each of \
+         them is"
+    );
     let tiny = ModelOptions { objective: Objective::Factor(1e-30), ..ModelOptions::on(mesh(2, 2)) };
-    let message = told(&tiny, 1e20);
+    let message = told_of(&tiny, |_| 1e20);
     assert!(message.starts_with("step 0: a gradient of norm "), "{message}");
     assert!(message.ends_with("is not finite when divided by 1e-30"), "{message}");
 }

@@ -108,6 +108,8 @@ impl<'a> OnMachine<'a> {
         let units = || sizes.units.iter();
         let pass = |bytes: u64| processor.pass(bytes);
         let word = DType::F32.size_bytes() as u64;
+        // Each replica adds up the norm of its slice.
+        let replicas = sizes.mesh.replicate_size() as u64;
         Ok(Self {
             machine,
             groups,
@@ -116,7 +118,7 @@ impl<'a> OnMachine<'a> {
             accumulate: units().map(|it| pass(it.full * (it.gradient + 2 * word))).collect(),
             fold: units().map(|it| pass(it.shard * 3 * word)).collect(),
             loss: computation.loss(batch, &processor),
-            norm: pass(units().map(|it| it.shard).sum::<u64>() * word),
+            norm: pass(units().map(|it| it.shard).sum::<u64>().div_ceil(replicas) * word),
             update: sizes.update.cost(sizes.mesh, machine, &processor),
             last: Default::default(),
         })

@@ -5,6 +5,7 @@ use hsdp::{
     AdamW, AdamWOptions, DType, ModelOptions, ModelSpec, Optimizer, Param, Precision, ShardedModel,
     StepOptions, Unit, Unused,
 };
+use hsdp_sharding::State;
 use hsdp_tests::support::models::three_units;
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common_error, mesh, outcomes};
@@ -190,5 +191,22 @@ fn ranks_whose_buffers_have_another_shape_or_rule_are_named() {
              in unit 3"
         );
         assert_eq!(error.to_string(), expected);
+    }
+}
+
+/// Replicas divide shards by the blocks.
+#[test]
+fn ranks_whose_blocks_of_state_differ_are_named() {
+    let error = common_error(outcomes(4, |world| {
+        let block = if world.rank().index() == 2 { 512 } else { 256 };
+        let spec = three_units().updated_by(|_| State::EightBit { block });
+        springs::model_of(world, &spec, &ModelOptions::on(mesh(2, 2)))
+    }));
+    let message = error.to_string();
+    let expected = "the model spec differs between ranks: rank 2 has parameter `first.weight` [";
+    assert!(message.starts_with(expected), "{message}");
+    for block in [512, 256] {
+        let named = format!("], with 8-bit state in blocks of {block} in unit 0");
+        assert!(message.contains(&named), "{message}");
     }
 }

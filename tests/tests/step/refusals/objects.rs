@@ -110,15 +110,16 @@ fn each(models: &mut [ShardedModel; 2], crosses: bool, act: Act) -> Result<(), E
 }
 
 /// Acts that are collective over the world.
-const OF_THE_WORLD: [Act; 3] =
-    [step, |model| model.end_run(), |model| model.evaluation()?.mean(1.0, 1).map(drop)];
-
-/// Acts that are collective over the shard group. No such call meets one of another shard group.
-const OF_SHARDS: [Act; 3] = [
-    |model| model.full_parameters().map(drop),
+const OF_THE_WORLD: [Act; 5] = [
+    step,
+    |model| model.end_run(),
+    |model| model.evaluation()?.mean(1.0, 1).map(drop),
     |model| model.norms().map(drop),
     |model| model.histograms().map(drop),
 ];
+
+/// Acts that are collective over the shard group. No such call meets one of another shard group.
+const OF_SHARDS: [Act; 1] = [|model| model.full_parameters().map(drop)];
 
 /// Meshes that are one shard group.
 const SHARDED: [(usize, usize); 2] = [(1, 2), (1, 3)];
@@ -354,9 +355,9 @@ fn parameters_and_gradients_that_meet_are_named() {
         let gradients = springs::gradients(model, 1)?;
         if crosses { model.full_parameters() } else { gradients.full(model) }.map(drop)
     };
-    for act in [norms, full] {
-        errors_of_meshes(&SHARDED, one, act, ["gradients, ", "rank 1: "]);
-    }
+    let named = ["gradients, ", "rank 1: "];
+    errors_of(one, norms, named);
+    errors_of_meshes(&SHARDED, one, full, named);
 }
 
 /// Two optimizers of equal shapes that exchange data.
