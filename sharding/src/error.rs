@@ -190,6 +190,12 @@ pub enum Error {
         /// The largest number of elements that a plan accepts.
         limit: u64,
     },
+    /// Optimizer state is divided over the world, and ranks share full copies.
+    #[error(
+        "state over the world with one full copy per process: a replica updates its slice of a \
+         shard alone; take a full copy per rank, or state over the shards"
+    )]
+    SharedCopies,
     /// Collectives cannot move parameters or gradients in this dtype.
     #[error("{option} = {dtype}: expected f32, f16 or bf16")]
     UnsupportedDType {

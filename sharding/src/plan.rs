@@ -58,6 +58,7 @@ impl Plan {
     /// # Errors
     /// - The errors of [`ModelSpec::validate`] and [`UnitLayout::new`].
     /// - [`Error::UnsupportedDType`] if `param_dtype` or `reduce_dtype` is not f32, f16 or bf16.
+    /// - [`Error::SharedCopies`] for [`StateOver::World`] with [`FullCopies::PerProcess`].
     /// - [`Error::InvalidStorage`] if a parameter is stored in another dtype than the compute dtype
     ///   of its unit.
     /// - [`Error::TooLarge`] if all units together take more than 2^48 elements.
@@ -65,6 +66,9 @@ impl Plan {
         spec.validate()?;
         check_dtype("param_dtype", options.param_dtype)?;
         check_dtype("reduce_dtype", options.reduce_dtype)?;
+        if options.state == StateOver::World && options.full_copies == FullCopies::PerProcess {
+            return Err(Error::SharedCopies);
+        }
         spec.params().try_for_each(|(id, param)| {
             param.check_gathered_in(options.compute_dtype(&spec[id.unit]))
         })?;

@@ -67,6 +67,17 @@ impl Sum for Flow {
 /// all-gather. Rank 0, which holds the copy that all ranks read, receives these bytes, and the
 /// other ranks receive none.
 ///
+/// With [`StateOver::World`](crate::StateOver::World) and several replicas there are no all-reduces.
+/// With `slice` for the length of the rank's [slice](Plan::slice), a rank receives in their place
+///
+/// | collective | bytes from other ranks |
+/// |---|---|
+/// | reduce-scatter of sums | (R - 1) · slice · size(reduce_dtype) |
+/// | gather of slices | (n - slice) · size([compute dtype](Plan::compute_dtype)) |
+///
+/// There are as many of the former as there would be all-reduces. The latter are g after each step
+/// that is not skipped.
+///
 /// Here len_i is the length of the rank's slice of the [`balanced`](crate::balanced) split of n
 /// over its replicate group. The rank receives the contributions to its own slice in the wire
 /// dtype, and the finished sums of the other slices in f32. With G gathers and g reductions in a
@@ -95,6 +106,10 @@ pub struct Traffic {
     pub reduce_scatter: Flow,
     /// All-reduces of partials, over the replicate axis.
     pub all_reduce: Flow,
+    /// Reduce-scatters of partials, over the replicate axis.
+    pub scatter_sums: Flow,
+    /// Gathers of updated slices, over the replicate axis.
+    pub gather_slices: Flow,
     /// All-reduces of [statistics](crate::Unit::statistics), over the world.
     pub statistics: Flow,
     /// All-to-alls and all-reduces of an update, over the shard axis.
@@ -108,16 +123,18 @@ impl Traffic {
     /// If a count exceeds `u64::MAX`.
     #[must_use]
     pub fn total(&self) -> Flow {
-        self.all_gather + self.reduce_scatter + self.all_reduce + self.statistics + self.update
+        self.flows().into_iter().map(|(_, flow)| flow).sum()
     }
 
     /// Returns the flow of each kind of collective, by its name.
     #[must_use]
-    pub const fn flows(&self) -> [(&'static str, Flow); 5] {
+    pub const fn flows(&self) -> [(&'static str, Flow); 7] {
         [
             ("all_gather", self.all_gather),
             ("reduce_scatter", self.reduce_scatter),
             ("all_reduce", self.all_reduce),
+            ("scatter_sums", self.scatter_sums),
+            ("gather_slices", self.gather_slices),
             ("statistics", self.statistics),
             ("update", self.update),
         ]
@@ -132,6 +149,8 @@ impl Add for Traffic {
             all_gather: self.all_gather + other.all_gather,
             reduce_scatter: self.reduce_scatter + other.reduce_scatter,
             all_reduce: self.all_reduce + other.all_reduce,
+            scatter_sums: self.scatter_sums + other.scatter_sums,
+            gather_slices: self.gather_slices + other.gather_slices,
             statistics: self.statistics + other.statistics,
             update: self.update + other.update,
         }
@@ -146,6 +165,8 @@ impl Mul<u64> for Traffic {
             all_gather: self.all_gather * times,
             reduce_scatter: self.reduce_scatter * times,
             all_reduce: self.all_reduce * times,
+            scatter_sums: self.scatter_sums * times,
+            gather_slices: self.gather_slices * times,
             statistics: self.statistics * times,
             update: self.update * times,
         }
@@ -157,8 +178,14 @@ pub(super) fn of(plan: &Plan, rank: Rank, microbatches: u64) -> Traffic {
     let all_gathers: Flow = plan.gathers().iter().map(|entry| gather(entry.unit)).sum();
     let reduce_scatters: Flow =
         plan.reductions().iter().map(|&unit| reduce_scatter(plan, unit)).sum();
-    let all_reduces: Flow =
-        plan.reductions().iter().map(|&unit| all_reduce(plan, unit, rank)).sum();
+    let reductions = || plan.reductions().iter().copied();
+    let (all_reduces, scatters, slices) = if plan.divides_state() {
+        let scatters = reductions().map(|unit| scatter_sums(plan, unit, rank)).sum();
+        (Flow::NONE, scatters, reductions().map(|unit| gather_slices(plan, unit, rank)).sum())
+    } else {
+        let all_reduces = reductions().map(|unit| all_reduce(plan, unit, rank)).sum();
+        (all_reduces, Flow::NONE, Flow::NONE)
+    };
 
     let once = microbatches.min(1);
     let (scatter_times, reduce_times) = match plan.options().accumulation {
@@ -170,6 +197,8 @@ pub(super) fn of(plan: &Plan, rank: Rank, microbatches: u64) -> Traffic {
         all_gather: all_gathers * microbatches,
         reduce_scatter: reduce_scatters * scatter_times,
         all_reduce: all_reduces * reduce_times,
+        scatter_sums: scatters * reduce_times,
+        gather_slices: slices * once,
         statistics: statistics(plan, rank) * microbatches,
         update: plan.update(rank).flow() * once,
     }
@@ -201,6 +230,17 @@ fn all_reduce(plan: &Plan, unit: UnitId, rank: Rank) -> Flow {
             Flow { calls, bytes: bytes + finished }
         }
     }
+}
+
+fn scatter_sums(plan: &Plan, unit: UnitId, rank: Rank) -> Flow {
+    let slice = ElemCount::of(plan.slice(unit, rank).len());
+    from_peers(plan, Axis::Replicate, slice.bytes(plan.options().reduce_dtype))
+}
+
+fn gather_slices(plan: &Plan, unit: UnitId, rank: Rank) -> Flow {
+    let all = plan.layout(unit).trainable().shard_len;
+    let others = ElemCount::of(all - plan.slice(unit, rank).len());
+    Flow::call(others.bytes(plan.compute_dtype(unit)))
 }
 
 /// Returns the flow of the statistics of a microbatch.

@@ -37,6 +37,8 @@ pub struct DryRun {
     pub microbatches: Vec<Vec<Output>>,
     /// Outputs after the last microbatch.
     pub finish: Vec<Output>,
+    /// Outputs after the update, if replicas divide state.
+    pub update: Vec<Output>,
 }
 
 impl DryRun {
@@ -51,13 +53,16 @@ impl DryRun {
         let opening = host.feed(|machine| machine.begin(Begin::step(0, microbatches)));
         let each = 0..microbatches.unwrap_or(count);
         let microbatches = each.map(|_| host.microbatch(plan)).collect();
-        Self { opening, microbatches, finish: host.feed(StepMachine::finish) }
+        let finish = host.feed(StepMachine::finish);
+        let updated = plan.reductions().iter().filter(|_| plan.divides_state());
+        let update = updated.flat_map(|unit| host.feed(|machine| machine.updated(*unit))).collect();
+        Self { opening, microbatches, finish, update }
     }
 
     /// Returns all outputs, in order.
     pub fn outputs(&self) -> impl Iterator<Item = Output> {
-        let all = self.opening.iter().chain(self.microbatches.iter().flatten()).chain(&self.finish);
-        all.copied()
+        let all = self.opening.iter().chain(self.microbatches.iter().flatten());
+        all.chain(&self.finish).chain(&self.update).copied()
     }
 }
 
@@ -69,7 +74,8 @@ impl fmt::Display for DryRun {
             microbatches.map(|(index, outputs)| (format!("microbatch {index}"), outputs));
         let lines = std::iter::once(("opening".to_owned(), &self.opening))
             .chain(microbatches)
-            .chain([("finish".to_owned(), &self.finish)]);
+            .chain([("finish".to_owned(), &self.finish), ("update".to_owned(), &self.update)])
+            .filter(|(part, outputs)| part != "update" || !outputs.is_empty());
         for (index, (part, outputs)) in lines.enumerate() {
             if index > 0 {
                 f.write_str("\n")?;

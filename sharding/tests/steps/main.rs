@@ -342,7 +342,7 @@ proptest! {
     /// nothing is gathered that is not used.
     #[test]
     fn calls_are_those_of_the_traffic(
-        plan in plan(), rules in rules(), seed in any::<u64>(), microbatches in 1..4_usize,
+        plan in plan_over_world(), rules in rules(), seed in any::<u64>(), microbatches in 1..4_usize,
         is_given in any::<bool>()
     ) {
         let shares_memory = plan.options().full_copies == FullCopies::PerProcess;
@@ -356,6 +356,8 @@ proptest! {
             let mut calls = vec![Call::Begin(Begin::step(number, is_given.then_some(microbatches)))];
             (0..microbatches).for_each(|_| calls.extend(programs.plain_microbatch()));
             calls.push(Call::Finish);
+            let updated = plan.reductions().iter().filter(|_| plan.divides_state());
+            calls.extend(updated.copied().map(Call::Updated));
             let scripts = vec![calls; plan.mesh().world_size()];
             world.run(scripts).map_err(TestCaseError::fail)?;
         }
@@ -376,6 +378,8 @@ proptest! {
             prop_assert_eq!(issued('g'), expected(planned.all_gather.calls, gathers_over, 'g'), "{}", words);
             prop_assert_eq!(issued('r'), expected(planned.reduce_scatter.calls, mesh.shard_size(), 'r'), "{}", words);
             prop_assert_eq!(issued('a'), planned.all_reduce.calls, "{}", words);
+            prop_assert_eq!(issued('c'), planned.scatter_sums.calls, "{}", words);
+            prop_assert_eq!(issued('h'), planned.gather_slices.calls, "{}", words);
             prop_assert_eq!(issued('s'), expected(planned.statistics.calls, mesh.world_size(), 's'), "{}", words);
             prop_assert_eq!(words.split(' ').filter(|it| it.starts_with('d')).count(), 0, "{}", words);
         }
@@ -385,14 +389,15 @@ proptest! {
     /// members give.
     #[test]
     fn traffic_is_a_sum_over_the_collectives_of_a_step(
-        plan in plan(), rules in rules(), microbatches in 1..4_usize, is_given in any::<bool>()
+        plan in plan_over_world(), rules in rules(), microbatches in 1..4_usize,
+        is_given in any::<bool>()
     ) {
         let rules = Rules { order: UnitOrder::Error, ..rules };
         let plan = Arc::new(plan);
         let given = is_given.then_some(microbatches);
         let step = DryRun::of(&plan, rules, given, microbatches);
         for rank in plan.mesh().ranks() {
-            let mut sums = [Flow::NONE; 4];
+            let mut sums = [Flow::NONE; 6];
             for call in step.outputs().filter_map(|output| output.call(&plan)) {
                 let Some((kind, bytes)) = received(&plan, rank, call) else { continue };
                 sums[kind] = sums[kind] + Flow { calls: 1, bytes: ByteCount(bytes) };
@@ -403,6 +408,8 @@ proptest! {
                 planned.reduce_scatter,
                 planned.all_reduce,
                 planned.statistics,
+                planned.scatter_sums,
+                planned.gather_slices,
             ];
             prop_assert_eq!(sums, planned, "rank {}", rank);
         }
@@ -547,6 +554,14 @@ fn received(plan: &Plan, rank: Rank, call: Collective) -> Option<(usize, u64)> {
             let own = elements / world + u64::from((rank.index() as u64) < elements % world);
             (3, (world - 1) * own * size + (elements - own) * size)
         }
-        Kind::ScatterSums | Kind::GatherSlices | Kind::Exchange(_) => return None,
+        Kind::ScatterSums | Kind::GatherSlices => {
+            let unit = call.unit.expect("of a unit");
+            let own = plan.slice(unit, rank).len() as u64;
+            match call.kind {
+                Kind::ScatterSums => (4, (replicas - 1) * own * size),
+                _ => (5, (elements - own) * size),
+            }
+        }
+        Kind::Exchange(_) => return None,
     })
 }
