@@ -20,8 +20,8 @@ pub(super) fn slice(plan: &Plan, unit: UnitId, rank: Rank) -> Range<usize> {
     cut(blocks.start)..cut(blocks.end)
 }
 
-/// Returns the place nearest to `at` where a unit's shard may be cut. If two are equally near, it is
-/// the later one.
+/// Returns the place nearest to `at` where a unit's shard may be cut. If two are equally near, it
+/// is the later one.
 fn cut_near(plan: &Plan, unit: UnitId, shard_index: usize, at: usize) -> usize {
     let mut pieces = plan.layout(unit).pieces(shard_index);
     let Some(piece) = pieces.find(|piece| piece.shard_range().contains(&at)) else { return at };
