@@ -1,4 +1,4 @@
-//! The split of a range into nearly equal slices, and common divisors and multiples.
+//! The split of a range into nearly equal slices.
 
 use std::ops::Range;
 
@@ -20,20 +20,6 @@ pub fn balanced(len: usize, parts: usize, index: usize) -> Range<usize> {
     let remainder = len % parts;
     let start = index * quotient + index.min(remainder);
     start..start + quotient + usize::from(index < remainder)
-}
-
-/// Returns the greatest common divisor of two numbers that are not both 0.
-pub(crate) fn gcd(mut a: u64, mut b: u64) -> u64 {
-    while b != 0 {
-        (a, b) = (b, a % b);
-    }
-    a
-}
-
-/// Returns the least common multiple of two numbers that are not both 0; `u64::MAX`, which no range
-/// reaches, if it does not fit in a u64.
-pub(crate) fn lcm(a: u64, b: u64) -> u64 {
-    (a / gcd(a, b)).saturating_mul(b)
 }
 
 #[cfg(test)]

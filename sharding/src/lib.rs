@@ -72,6 +72,7 @@ mod dtype;
 mod error;
 mod layout;
 mod mesh;
+mod multiples;
 mod parse;
 mod plan;
 mod rank;

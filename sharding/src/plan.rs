@@ -307,9 +307,9 @@ impl Plan {
         self.options.state == StateOver::World && self.mesh.replicate_size() > 1
     }
 
-    /// The pieces that a rank writes to a checkpoint: those in its [slices](Self::slice), and its
-    /// part of the frozen parameters, which replicas divide evenly. All ranks together write every
-    /// element once.
+    /// Returns the pieces that a rank writes to a checkpoint: those in its [slices](Self::slice),
+    /// and its part of the frozen parameters, which replicas divide evenly. All ranks together
+    /// write every element once.
     ///
     /// # Panics
     /// If the rank is not in the mesh.

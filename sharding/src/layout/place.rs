@@ -5,7 +5,7 @@
 
 use super::ALIGNMENT;
 use crate::Param;
-use crate::balance::gcd;
+use crate::multiples::gcd;
 
 /// The length of a parameter, and where it may be cut.
 #[derive(Clone, Copy, Debug)]

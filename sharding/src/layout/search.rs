@@ -8,7 +8,7 @@
 //! be long. A shard that holds the whole region always works, so the search ends.
 
 use super::place::{Extent, ParamPlacing, fits, place};
-use crate::balance::lcm;
+use crate::multiples::lcm;
 
 /// The number of candidates that are tried before the distance between them doubles, each time. It
 /// limits the search to a few milliseconds, also for large row groups that do not fit each other.

@@ -1,9 +1,9 @@
-//! The slices into which replicas divide the trainable part of a shard.
+//! Slices of the trainable part of a shard, one for each replica.
 
 use std::ops::Range;
 
 use super::Plan;
-use crate::balance::lcm;
+use crate::multiples::lcm;
 use crate::{Param, Piece, Rank, UnitId, balanced};
 
 /// Starts of slices are multiples of this number of elements: 16 bytes in a 16-bit dtype, which a
@@ -20,7 +20,8 @@ pub(super) fn slice(plan: &Plan, unit: UnitId, rank: Rank) -> Range<usize> {
     cut(blocks.start)..cut(blocks.end)
 }
 
-/// Returns the place nearest to `at` where a shard of a unit may be cut, the later one of two.
+/// Returns the place nearest to `at` where a unit's shard may be cut. If two are equally near, it
+/// is the later one.
 fn cut_near(plan: &Plan, unit: UnitId, shard_index: usize, at: usize) -> usize {
     let mut pieces = plan.layout(unit).pieces(shard_index);
     let Some(piece) = pieces.find(|piece| piece.shard_range().contains(&at)) else { return at };

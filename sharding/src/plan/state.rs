@@ -202,10 +202,12 @@ pub(super) fn saved_by(plan: &Plan, rank: Rank) -> Vec<(UnitId, Piece)> {
     parts_saved_by(plan, rank).map(|part| (part.unit, part.within)).collect()
 }
 
-/// The part of a piece that a rank saves.
+/// Part of a piece that a rank saves.
 struct SavedPart {
     unit: UnitId,
+    /// The whole piece.
     piece: Piece,
+    /// The part, as a piece.
     within: Piece,
 }
 

@@ -276,6 +276,22 @@ fn an_overflow_in_a_partial_skips_the_all_reduces_that_have_not_begun() {
     assert_eq!(scale, 1.0, "it is at its least");
 }
 
+/// The sums of the replicas differ where a step ends before its all-reduces: those of ranks 0 and 1
+/// are finite.
+#[test]
+fn the_norm_of_a_step_that_overflows_on_one_replica_is_nan_on_all_ranks() {
+    let norms = on_ranks(4, |world| {
+        let slope = if world.rank().index() == 3 { 200_000.0 } else { 1.0 };
+        let mut model = springs::model(world, &scaled(4.0, 2000))?;
+        let mut step = model.begin_step(StepOptions::as_many_as_come())?;
+        slopes::microbatch_by(&mut step, &|_| Some(slope))?;
+        let gradients = step.finish()?;
+        assert_ne!(gradients.verdict(), &Verdict::Apply);
+        Ok(gradients.norm())
+    });
+    assert!(norms.iter().all(|norm| norm.is_nan()), "{norms:?}");
+}
+
 /// A model that is NaN would skip for ever, and say nothing, if a scale that cannot be halved went
 /// on to be an excuse.
 #[test]

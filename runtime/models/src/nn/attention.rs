@@ -524,8 +524,8 @@ mod tests {
     use super::*;
     use crate::nn::Mask;
 
-    /// Sums are of whole numbers up to the last products, so that their order changes no bit of the
-    /// factors.
+    /// Compares the forms on whole numbers: their sums are exact, so that the order of sums changes
+    /// no bit of the factors, and only the last products differ by it.
     #[test]
     fn factors_are_rounded_alike_on_all_processors() {
         let sizes =
