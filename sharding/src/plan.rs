@@ -307,6 +307,43 @@ impl Plan {
         self.options.state == StateOver::World && self.mesh.replicate_size() > 1
     }
 
+    /// Returns the elements of a unit's shard that a rank updates, and for which it keeps optimizer
+    /// state: its [slice](Self::slice) if replicas [divide](Self::divides_state) state, and
+    /// otherwise the whole trainable part.
+    ///
+    /// # Panics
+    /// If the model has no such unit, or the rank is not in the mesh.
+    #[must_use]
+    pub fn updated(&self, unit: UnitId, rank: Rank) -> Range<usize> {
+        match self.divides_state() {
+            true => self.slice(unit, rank),
+            false => 0..self.layout(unit).trainable().shard_len,
+        }
+    }
+
+    /// Returns the pieces of trainable parameters that a rank [updates](Self::updated) in a unit's
+    /// shard, in order.
+    ///
+    /// # Panics
+    /// If the model has no such unit, or the rank is not in the mesh.
+    pub fn updated_pieces(&self, unit: UnitId, rank: Rank) -> impl Iterator<Item = Piece> {
+        let updated = self.updated(unit, rank);
+        let shard_index = self.mesh.coordinate(rank).shard_index;
+        let pieces = self.layout(unit).pieces(shard_index);
+        pieces.filter_map(move |piece| state::clipped(piece, &updated))
+    }
+
+    /// Returns the number of ranks that together update each element once, and exchange whole
+    /// parameters to do it: all ranks if replicas [divide](Self::divides_state) state, and
+    /// otherwise those of a shard group.
+    #[must_use]
+    pub fn updaters(&self) -> usize {
+        match self.divides_state() {
+            true => self.mesh.world_size(),
+            false => self.mesh.shard_size(),
+        }
+    }
+
     /// Returns the pieces that a rank writes to a checkpoint: those in its [slices](Self::slice),
     /// and its part of the frozen parameters, which replicas divide evenly. All ranks together
     /// write every element once.

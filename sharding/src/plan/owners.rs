@@ -5,7 +5,7 @@ use std::collections::BinaryHeap;
 use std::ops::Range;
 
 use super::Plan;
-use crate::{ElemCount, Error, Param, ParamId, Piece, Role, UnitId};
+use crate::{ElemCount, Error, Param, ParamId, Piece, Rank, Role, UnitId};
 
 /// The part of a model that one rank updates as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -77,7 +77,8 @@ pub struct Part {
     pub start: usize,
 }
 
-/// The rank of the shard group that updates each of some matrices, its owner.
+/// The rank that updates each of some matrices, its owner: one of the ranks that together hold each
+/// element once ([`Plan::updaters`]).
 ///
 /// The matrices are dealt out by the longest processing time first (Graham, Bounds on
 /// Multiprocessing Timing Anomalies, 1969): in the order of falling cost, equal costs in declared
@@ -104,8 +105,9 @@ pub struct Owners {
 }
 
 impl Owners {
-    /// Deals out the matrices of the selected trainable parameters over the shard group of a plan.
-    /// It is a pure function of its arguments, and the same in every shard group.
+    /// Deals out the matrices of the selected trainable parameters over the
+    /// [updaters](Plan::updaters) of a plan. It is a pure function of its arguments, and the same in
+    /// every shard group.
     ///
     /// # Errors
     /// [`Error::NoMatrices`] for the first selected trainable parameter that has no matrices, with
@@ -121,7 +123,7 @@ impl Owners {
                 matrices.extend(of_param(id, param, wholes)?);
             }
         }
-        let owners = dealt(&matrices, plan.mesh().shard_size());
+        let owners = dealt(&matrices, plan.updaters());
         Ok(Self { matrices, owners })
     }
 
@@ -131,7 +133,8 @@ impl Owners {
         &self.matrices
     }
 
-    /// The owner of a matrix: its index in the shard group.
+    /// Returns the owner of a matrix: its index among the [updaters](Plan::updaters), which is its
+    /// rank, or its index in the shard group.
     ///
     /// # Panics
     /// If there is no such matrix.
@@ -145,17 +148,20 @@ impl Owners {
         self.owners.iter().copied().zip(&self.matrices)
     }
 
-    /// The parts of the shard at `shard_index` that go to each owner, by the owner's index in the
-    /// shard group, in the order of matrices. The owner receives from this rank exactly these parts
-    /// in this order. `plan` is the one that the owners are of.
+    /// Returns the parts that the updater at `index` sends to each owner, by the owner's index, in
+    /// the order of matrices. The owner receives from it exactly these parts in this order. `plan`
+    /// is the one that the owners are of.
     ///
     /// # Panics
-    /// If `shard_index` is not below the size of the shard group.
+    /// If `index` is not below the number of [updaters](Plan::updaters).
     #[must_use]
-    pub fn sent_by(&self, plan: &Plan, shard_index: usize) -> Vec<Vec<Part>> {
-        let mut sent = vec![Vec::new(); plan.mesh().shard_size()];
+    pub fn sent_by(&self, plan: &Plan, index: usize) -> Vec<Vec<Part>> {
+        let updaters = plan.updaters();
+        assert!(index < updaters, "updater {index} of {updaters}");
+        let mut sent = vec![Vec::new(); updaters];
         for unit in plan.spec().unit_ids() {
-            for piece in plan.layout(unit).pieces(shard_index) {
+            // The ranks of the first shard group have their indices in it as numbers.
+            for piece in plan.updated_pieces(unit, Rank::new(index)) {
                 for part in self.parts(unit, piece) {
                     sent[self.owner(part.matrix)].push(part);
                 }

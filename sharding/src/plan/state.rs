@@ -229,7 +229,7 @@ fn parts_saved_by(plan: &Plan, rank: Rank) -> impl Iterator<Item = SavedPart> {
 }
 
 /// Returns the part of a piece that lies in a range of the shard; `None` if the two do not overlap.
-fn clipped(piece: Piece, part: &Range<usize>) -> Option<Piece> {
+pub(super) fn clipped(piece: Piece, part: &Range<usize>) -> Option<Piece> {
     let all = piece.shard_range();
     let start = all.start.max(part.start);
     let end = all.end.min(part.end);
