@@ -37,6 +37,8 @@ use crate::state::context::{Context, ErrorSite, ModelId};
 use crate::state::control;
 use crate::state::events::Event;
 use crate::state::shard::Shard;
+use crate::state::lock::StateGuard;
+use crate::step::drive::EngineState;
 use crate::step::engine::Engine;
 use crate::step::{NextStep, Step};
 
@@ -286,14 +288,18 @@ impl ShardedModel {
     /// parameters are [stored](Param::stored_in) in the compute dtype, or lie on a device; the call
     /// waits for that. Not collective.
     ///
+    /// With [`StateOver::World`](crate::StateOver::World) the call waits for the slices of the
+    /// other replicas. If the unit computes in 16 bits, the elements outside of this rank's
+    /// [slice](Plan::slice) are rounded: this rank has no master of them.
+    ///
     /// # Errors
     /// [`Error::Kernel`] if there is no memory for a copy; [`Error::Device`](Error) if the
-    /// parameters lie on a device that fails.
+    /// parameters lie on a device that fails; [`Error::Comm`] if a gather of slices fails.
     ///
     /// # Panics
     /// If the model has no such unit.
     pub fn shard(&self, unit: UnitId) -> Result<Arc<Vec<f32>>, Error> {
-        let state = self.engine.state();
+        let state = self.engine.whole_shards()?;
         state.shards[unit.index()].in_f32(self.engine.context.site("shard", state.next_step))
     }
 
@@ -301,14 +307,15 @@ impl ShardedModel {
     /// name: for export, evaluation and tests.
     ///
     /// Collective over the shard group, outside of steps: one gather for each unit, in the order of
-    /// the spec. Every rank gets all parameters.
+    /// the spec. Every rank gets all parameters. With [`StateOver::World`](crate::StateOver::World)
+    /// collective over the world: masters are gathered over the replicas first.
     ///
     /// # Errors
     /// [`Error::Comm`] if a gather fails; [`Error::Kernel`] if there is not enough memory;
     /// [`Error::Device`](Error) if the parameters lie on a device that fails.
     pub fn full_parameters(&self) -> Result<BTreeMap<String, Vec<f32>>, Error> {
         let context = &self.engine.context;
-        let state = self.engine.state();
+        let state = self.whole_shards()?;
         let shards = state.shards.clone();
         let step = state.next_step;
         let name = |id: BufferId| context.plan.spec()[id].name.clone();
@@ -445,7 +452,7 @@ impl ShardedModel {
         add: impl Fn(&mut [T], &[f32]),
     ) -> Result<Vec<T>, Error> {
         let context = &self.engine.context;
-        let state = self.engine.state();
+        let state = self.whole_shards()?;
         let shards = state.shards.clone();
         let step = state.next_step;
         drop(state);
@@ -510,16 +517,25 @@ impl ShardedModel {
         self.engine.context.site(operation, self.committed_steps())
     }
 
-    /// Checks that the parameters have their own values, and that no step works with them.
+    /// Waits for the state, and until the shards are whole. A failure is told to the other ranks.
+    fn whole_shards(&self) -> Result<StateGuard<'_, EngineState>, Error> {
+        let step = self.engine.state().next_step;
+        control::between_steps(self.world(), step, || self.engine.whole_shards())
+    }
+
+    /// Checks that the parameters have their own values, and that no step works with them, and waits
+    /// until the shards are whole.
     ///
     /// # Errors
     /// [`Error::Misuse`] within a step, or while its gradients exist: they belong to the present
-    /// values of the parameters; inside [`with_shards`](Self::with_shards).
+    /// values of the parameters; inside [`with_shards`](Self::with_shards). Errors of the gathers of
+    /// slices.
     pub(crate) fn check_between_steps(&self, operation: &'static str) -> Result<(), Error> {
         let state = self.engine.state();
         self.engine.check_own_shards(&state, operation)?;
         if !state.is_in_step() && !state.has_gradients_out() {
-            return Ok(());
+            drop(state);
+            return self.engine.whole_shards().map(drop);
         }
         let what = "a step is under way, or its gradients still exist: first apply the gradients \
                     with an optimizer, or drop them";

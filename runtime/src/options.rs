@@ -16,7 +16,7 @@ use std::num::NonZeroU64;
 use hsdp_comm::ModelName;
 use hsdp_sharding::step::{self, MicrobatchWeights, ReductionTime, Rules, Sequences};
 pub use hsdp_sharding::step::{Input, Supply, Uneven, UnitOrder};
-use hsdp_sharding::{Accumulation, DType, FullCopies, Mesh, PlanOptions};
+use hsdp_sharding::{Accumulation, DType, FullCopies, Mesh, PlanOptions, StateOver};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::error::Error;
@@ -47,6 +47,11 @@ pub struct ModelOptions {
     /// units, because ranks may be that far apart; no rank may write to it. Copies for each rank
     /// need memory for `prefetch + 1` units on each rank.
     pub full_copies: FullCopies,
+    /// The ranks over which optimizer state, and f32 masters of parameters that are gathered in 16
+    /// bits, are divided: those of a shard group, or all. With all, a step reduce-scatters sums over
+    /// the replicas in place of an all-reduce, and slices of updated parameters are gathered over
+    /// them, while the next step begins.
+    pub state: StateOver,
     /// The objective whose gradient a step computes.
     pub objective: Objective,
     /// The factor by which losses are multiplied before the backward pass.
@@ -80,6 +85,7 @@ impl ModelOptions {
             accumulation: Accumulation::ReduceScatter,
             prefetch: 1,
             full_copies: FullCopies::default(),
+            state: StateOver::default(),
             objective: Objective::default(),
             loss_scaling: LossScaling::default(),
             unused: Unused::default(),
@@ -119,6 +125,7 @@ impl ModelOptions {
             accumulation: self.accumulation,
             prefetch: self.prefetch,
             full_copies: self.full_copies,
+            state: self.state,
         }
     }
 

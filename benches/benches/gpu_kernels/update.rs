@@ -126,6 +126,8 @@ impl Case for Update {
         (0..launches).try_for_each(|_| {
             let update = DeviceUpdate {
                 parameters: &mut self.parameters,
+                first: 0,
+                gradient_first: 0,
                 rounded: self.rounded.as_mut(),
                 gradient: &self.gradient,
                 divisor: DIVISOR,

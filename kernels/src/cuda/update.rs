@@ -16,14 +16,17 @@ use crate::{AdamWStep, LionStep, MomentumKind, MuonStep, SgdStep};
 /// The buffers that an update reads and writes besides the state of its optimizer.
 #[derive(Debug)]
 pub struct DeviceUpdate<'a> {
-    /// The f32 master parameters: at least as many as the gradient has elements. The parameters
-    /// beyond that are not trained.
+    /// The f32 master parameters.
     pub parameters: &'a mut DeviceBuffer,
-    /// The target of a copy of the updated parameters in f16 or bf16, if one is needed. It is as
-    /// long as `parameters`. The updated elements are written, and it is never read.
+    /// The element of the shard with which `parameters` begin, a multiple of 4.
+    pub first: usize,
+    /// The target of a copy of the updated parameters in f16 or bf16, if one is needed, from the
+    /// begin of the shard on. The updated elements are written, and it is never read.
     pub rounded: Option<&'a mut DeviceBuffer>,
     /// The f32 gradient.
     pub gradient: &'a DeviceBuffer,
+    /// The element of the shard with which `gradient` begins, a multiple of 4.
+    pub gradient_first: usize,
     /// The divisor of the gradient. The quotient is computed in f64 and rounded to f32 once.
     pub divisor: f64,
 }
@@ -31,7 +34,7 @@ pub struct DeviceUpdate<'a> {
 /// Consecutive elements of one parameter, and the number of their update.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PieceOfStep {
-    /// The elements, which start at a multiple of 4.
+    /// The elements of the shard, which start at a multiple of 4.
     pub range: Range<usize>,
     /// The first element of their state in the buffers of state, a multiple of 4. So an optimizer
     /// may have state for some parameters alone.
@@ -180,7 +183,7 @@ impl Stream {
     /// Launches a kernel for all pieces. A state that is not there has address 0.
     ///
     /// # Safety
-    /// CU-5: the pieces lie within the gradient, and their state within each buffer of state. The
+    /// CU-5: the pieces lie within the buffers, and their state within each buffer of state. The
     /// kernel takes as many states, and these factors.
     unsafe fn launch<F: Argument, const STATES: usize>(
         &self,
@@ -191,8 +194,8 @@ impl Stream {
         factors: &F,
         mut states: [Option<&mut DeviceBuffer>; STATES],
     ) -> Result<(), CudaError> {
-        let DeviceUpdate { parameters, mut rounded, gradient, divisor } = update;
-        let elements = [parameters.address(0), gradient.address(0)];
+        let elements = [update.origin(), update.gradient_origin()];
+        let DeviceUpdate { parameters, mut rounded, gradient, divisor, .. } = update;
         let own = states.each_ref().map(|it| it.as_deref().map_or(0, |state| state.address(0)));
         let (cast, address) = cast_of(rounded.as_deref(), 0);
         for part in pieces.chunks(MOST_PIECES) {
@@ -203,8 +206,7 @@ impl Stream {
             let mut writes: Writes<'_> = [&mut *parameters].into_iter().collect();
             writes.extend(states.iter_mut().filter_map(Option::as_deref_mut));
             writes.extend(rounded.as_deref_mut());
-            // SAFETY: CU-5, the caller's promise is passed on; of the other buffers, none is
-            // shorter than the gradient.
+            // SAFETY: CU-5, the caller's promise is passed on.
             unsafe { launch.issue(self, &[gradient], &mut writes) }?;
         }
         Ok(())
@@ -212,30 +214,50 @@ impl Stream {
 }
 
 impl DeviceUpdate<'_> {
-    /// Checks that the other buffers fit the gradient.
-    pub(super) fn check_buffers(&self, operation: &'static str) -> Result<(), CudaError> {
-        let len = self.gradient.len();
-        let all = self.parameters.len();
-        self.parameters.check(operation, DType::F32, all.max(len))?;
-        self.gradient.check(operation, DType::F32, len)?;
-        if let Some(rounded) = &self.rounded {
+    /// Checks the dtypes of the buffers, and returns the elements of the shard that all of them
+    /// have.
+    pub(super) fn check_buffers(
+        &self,
+        operation: &'static str,
+    ) -> Result<Range<usize>, CudaError> {
+        let Self { parameters, first, rounded, gradient, gradient_first, .. } = self;
+        parameters.check(operation, DType::F32, parameters.len())?;
+        gradient.check(operation, DType::F32, gradient.len())?;
+        let ends = [first + parameters.len(), gradient_first + gradient.len()];
+        let mut end = ends[0].min(ends[1]);
+        if let Some(rounded) = rounded {
             let dtype = if rounded.dtype() == DType::F16 { DType::F16 } else { DType::BF16 };
-            rounded.check(operation, dtype, all)?;
+            rounded.check(operation, dtype, rounded.len())?;
+            end = end.min(rounded.len());
         }
-        Ok(())
+        let firsts = [*first, *gradient_first];
+        if firsts.iter().any(|first| !first.is_multiple_of(WIDTH)) {
+            let problem = format!("buffers begin with elements {firsts:?}, not multiples of 4");
+            return Err(CudaError::Mismatch { operation, problem });
+        }
+        Ok(firsts[0].max(firsts[1])..end)
     }
 
-    /// Checks that the pieces lie within the gradient and that the other buffers fit it.
+    /// Returns the address that element 0 of the shard has relative to the parameters.
+    fn origin(&self) -> u64 {
+        origin(self.parameters.address(0), self.first)
+    }
+
+    /// Returns the address that element 0 of the shard has relative to the gradient.
+    fn gradient_origin(&self) -> u64 {
+        origin(self.gradient.address(0), self.gradient_first)
+    }
+
+    /// Checks that the pieces lie within all buffers.
     fn check(&self, operation: &'static str, pieces: &[PieceOfStep]) -> Result<(), CudaError> {
-        self.check_buffers(operation)?;
-        let len = self.gradient.len();
-        let mut end = 0;
+        let all = self.check_buffers(operation)?;
+        let mut end = all.start;
         for PieceOfStep { range, step, .. } in pieces {
-            let fits = range.start >= end && range.start <= range.end && range.end <= len;
+            let fits = range.start >= end && range.start <= range.end && range.end <= all.end;
             if !fits || !range.start.is_multiple_of(WIDTH) || *step == 0 {
                 let problem = format!(
                     "piece {range:?} of update {step} is invalid: it must start at a multiple of 4 from {end} on, \
-                     lie within {len} elements, and updates count from 1"
+                     lie within elements {all:?}, and updates count from 1"
                 );
                 return Err(CudaError::Mismatch { operation, problem });
             }
@@ -243,6 +265,12 @@ impl DeviceUpdate<'_> {
         }
         Ok(())
     }
+}
+
+/// Returns the address that element 0 of a shard would have, of which a buffer of f32 has the
+/// elements from `first` on. The kernels add the index of an element to it, and wrap as this does.
+fn origin(address: u64, first: usize) -> u64 {
+    address.wrapping_sub((first * size_of::<f32>()) as u64)
 }
 
 /// Checks that the state of all pieces lies within buffers of one length, in order.
@@ -336,7 +364,7 @@ fn device_lion(factors: &LionFactors) -> DeviceLion {
 pub struct PartOfMatrix {
     /// The number of elements.
     pub len: usize,
-    /// The first element in the gradient, and in the parameters.
+    /// The first element, in the shard.
     pub shard: usize,
     /// The first element in the momentum.
     pub state: usize,
@@ -412,12 +440,17 @@ impl Stream {
         direction: &DeviceBuffer,
         momentum: &mut DeviceBuffer,
     ) -> Result<(), CudaError> {
-        update.check_buffers("muon")?;
-        let DeviceUpdate { parameters, rounded, gradient, divisor } = update;
-        let from = part.within("muon", gradient, part.shard)?;
+        let all = update.check_buffers("muon")?;
+        let end = part.shard.checked_add(part.len);
+        if part.shard < all.start || end.is_none_or(|end| end > all.end) {
+            let problem = format!("{part:?} does not lie within elements {all:?}");
+            return Err(CudaError::Mismatch { operation: "muon", problem });
+        }
+        let DeviceUpdate { parameters, first, rounded, gradient, gradient_first, divisor } = update;
+        let from = gradient.address(part.shard - gradient_first);
         let along = part.within("muon", direction, part.direction)?;
         let state = part.within("muon", momentum, part.state)?;
-        let to = parameters.address(part.shard);
+        let to = parameters.address(part.shard - first);
         let (cast, address) = cast_of(rounded.as_deref(), part.shard);
         let len = part.len as u64;
         let factors = device_muon(step);
@@ -431,8 +464,7 @@ impl Stream {
             .argument(&divisor)
             .argument(&factors);
         let mut writes: Writes<'_> = [parameters, momentum].into_iter().chain(rounded).collect();
-        // SAFETY: CU-5, the part lies in each buffer; the parameters and their copy are not shorter
-        // than the gradient.
+        // SAFETY: CU-5, the part lies in each buffer.
         unsafe { launch.issue(self, &[gradient, direction], &mut writes) }
     }
 }

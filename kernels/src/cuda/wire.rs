@@ -182,17 +182,57 @@ impl Stream {
         pre: Divisor,
     ) -> Result<(), CudaError> {
         source.check("narrow", DType::F32, target.len())?;
+        self.launch_narrow(target, 0, source, 0..source.len(), pre)
+    }
+
+    /// Casts the elements `from` of an f32 buffer to the dtype of the target, to its elements `to`,
+    /// rounded once. Both ranges begin at multiples of 8.
+    ///
+    /// The call makes one launch. The bits are those of [`cast`](crate::cast).
+    ///
+    /// # Errors
+    /// [`CudaError::Mismatch`] if the ranges differ in length, reach beyond their buffers or begin
+    /// elsewhere, the source is not f32, or a buffer is of another device; [`CudaError::Driver`] if
+    /// a call of the driver fails.
+    pub fn narrow_part(
+        &self,
+        target: &mut DeviceBuffer,
+        to: Range<usize>,
+        source: &DeviceBuffer,
+        from: Range<usize>,
+    ) -> Result<(), CudaError> {
+        let operation = "narrow";
+        source.check(operation, DType::F32, source.len())?;
+        let starts = [to.start, from.start];
+        let is_within = to.end <= target.len() && from.end <= source.len();
+        if to.len() != from.len() || !is_within || starts.iter().any(|it| !it.is_multiple_of(8)) {
+            let lens = [source.len(), target.len()];
+            let problem = format!("elements {from:?} cannot go to {to:?} in buffers of {lens:?}");
+            return Err(CudaError::Mismatch { operation, problem });
+        }
+        self.launch_narrow(target, to.start, source, from, Divisor::ONE)
+    }
+
+    /// Launches the cast of elements that lie in their buffers.
+    fn launch_narrow(
+        &self,
+        target: &mut DeviceBuffer,
+        start: usize,
+        source: &DeviceBuffer,
+        from: Range<usize>,
+        pre: Divisor,
+    ) -> Result<(), CudaError> {
         let kernel = CudaKernel::Narrow(wire(target.dtype()));
-        let to = target.address(0);
-        let from = source.address(0);
-        let len = target.len() as u64;
+        let to = target.address(start);
+        let elements = source.address(from.start);
+        let len = from.len() as u64;
         let scale = ScaleArgument::from(pre);
-        let launch = Launch::over(kernel, target.len())
+        let launch = Launch::over(kernel, from.len())
             .argument(&to)
-            .argument(&from)
+            .argument(&elements)
             .argument(&len)
             .argument(&scale);
-        // SAFETY: CU-5, both have so many elements.
+        // SAFETY: CU-5, both have so many elements from these on.
         unsafe { launch.issue(self, &[source], &mut [target]) }
     }
 

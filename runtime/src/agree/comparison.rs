@@ -150,8 +150,8 @@ pub(crate) fn of_updates(
     compared.map_err(|error| in_detail(context, last, error))
 }
 
-/// Compares the bits of the shards with those of the replicas, and those of the buffers with those
-/// of all ranks, before `step`. Collective over the world.
+/// Compares the bits that replicas have in common of their shards, and those of the buffers with
+/// those of all ranks, before `step`. Collective over the world.
 ///
 /// # Errors
 /// As [`of_models`]. The error of a buffer has its name.
@@ -186,9 +186,10 @@ fn of_buffer(context: &Context, (id, values): (BufferId, &[f32])) -> String {
     format!("`{}` with digest {digest:#018x}", context.plan.spec()[id].name)
 }
 
-/// Returns the digest of the bits of the shards. A failure is told to the other ranks.
+/// Returns the digest of the bits of the shards that replicas have in common. A failure is told to
+/// the other ranks.
 fn of_shards(site: ErrorSite<'_>, shards: &[Shard]) -> Result<u64, Error> {
-    let parameters = || shards.iter().map(|shard| shard.in_f32(site));
+    let parameters = || shards.iter().map(|shard| shard.shared_in_f32(site));
     let world = &site.context.world;
     control::between_steps(world, site.step, || digest::of_parameters(parameters()))
 }

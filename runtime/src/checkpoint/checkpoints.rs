@@ -153,7 +153,9 @@ impl Checkpoints {
                 let shards = model.engine.state().shards.clone();
                 let context = &model.engine.context;
                 let is_frozen = |id: ParamId| context.plan.spec()[id].role == Role::Frozen;
-                Ok(frozen::part(together.site(), &shards, is_frozen)?)
+                let site = together.site();
+                let kept = |unit: UnitId| shards[unit.index()].on_host(site);
+                Ok(frozen::part(site, kept, is_frozen)?)
             }
         })?;
         self.frozen = Some((model.id().clone(), loads, part));

@@ -1,13 +1,13 @@
 //! The digest of the frozen parameters, by which a checkpoint without them recognizes its model.
 
 use hsdp_kernels::unpack;
-use hsdp_sharding::{ALIGNMENT, Axis, ParamId, Rank};
+use hsdp_sharding::{ALIGNMENT, Axis, ParamId, Rank, UnitId};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::portions::{self, Portion};
 use crate::error::Error;
 use crate::state::context::{Context, ErrorSite};
-use crate::state::shard::{HostShard, Shard};
+use crate::state::shard::HostShard;
 
 /// Elements of a block, which has a hash of its own. Parameters are cut at multiples of it, so each
 /// block lies on one rank.
@@ -16,17 +16,18 @@ const BLOCK: usize = 32;
 const _: () = assert!(ALIGNMENT.is_multiple_of(BLOCK), "a cut goes through no block");
 
 /// Returns this rank's part of the digest of the parameters that `has` selects, such as the frozen
-/// ones: the parts of the first replica sum up to the digest, on every mesh.
+/// ones: the parts of the first replica sum up to the digest, on every mesh. `kept` returns all
+/// selected parameters in a shard.
 pub(super) fn part(
     site: ErrorSite<'_>,
-    shards: &[Shard],
+    kept: impl Fn(UnitId) -> Result<HostShard, Error>,
     has: impl Fn(ParamId) -> bool,
 ) -> Result<u64, Error> {
     let mut portions = portions::of_rank(site.context);
     portions.retain(|portion| has(portion.parameter));
     let mut sum = 0_u64;
     for of_unit in portions.chunk_by(|one, next| one.parameter.unit == next.parameter.unit) {
-        let kept = shards[of_unit[0].parameter.unit.index()].on_host(site)?;
+        let kept = kept(of_unit[0].parameter.unit)?;
         let parts = of_unit.iter().map(|portion| of_portion(&kept, portion));
         sum = parts.fold(sum, u64::wrapping_add);
     }

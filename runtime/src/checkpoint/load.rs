@@ -316,11 +316,24 @@ fn compare_lacking(
         model.engine.compare_updates(&said.concat())?;
     }
     let shards = model.engine.state().shards.clone();
+    let site = together.site();
+    let whole = control::between_steps(&context.world, site.step, || {
+        let lacking = |unit: UnitId| {
+            let mut params = context.plan.spec().params();
+            params.any(|(id, _)| id.unit == unit && fitting.lacks(id))
+        };
+        let units = context.plan.spec().unit_ids().zip(&shards);
+        let whole = units.map(|(unit, shard)| match lacking(unit) {
+            true => shard.with_all_masters(site, || export::whole_masters(site, unit, shard)),
+            false => shard.on_host(site),
+        });
+        whole.collect::<Result<Vec<_>, _>>()
+    })?;
     let parts = together.run(|| {
         let is_frozen = |id: ParamId| context.plan.spec()[id].role == Role::Frozen;
-        let site = together.site();
-        let all = frozen::part(site, &shards, |id| fitting.lacks(id))?;
-        let frozen = frozen::part(site, &shards, |id| fitting.lacks(id) && is_frozen(id))?;
+        let kept = |unit: UnitId| Ok(whole[unit.index()].clone());
+        let all = frozen::part(site, kept, |id| fitting.lacks(id))?;
+        let frozen = frozen::part(site, kept, |id| fitting.lacks(id) && is_frozen(id))?;
         Ok([all, frozen])
     })?;
     let parts = together.tell(parts)?;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use hsdp_checkpoint::{Elements, Slice, state_tensor};
-use hsdp_sharding::{BufferId, Coordinate, Param, ParamId, Piece, Role, UnitId};
+use hsdp_sharding::{BufferId, Param, ParamId, Piece, Role, UnitId};
 
 use super::settings::Content;
 use crate::persist::checkpointed::{BufferState, Checkpointed, Spread, StateTensor};
@@ -90,10 +90,9 @@ impl WrittenPortion {
 
     /// A tensor of state that this rank writes because it owns it.
     fn of_owner(context: &Context, tensor: StateTensor) -> Option<Self> {
-        let Coordinate { replicate_index, shard_index } =
-            context.plan.mesh().coordinate(context.rank());
         match tensor.spread {
-            Spread::Owned { len, owner } if (replicate_index, shard_index) == (0, owner) => {
+            // Of replicas that have the same owners, the first writes.
+            Spread::Owned { len, owner } if context.rank().index() == owner => {
                 Self::of_state(context, tensor, 0..len)
             }
             _ => None,

@@ -21,9 +21,40 @@ pub(crate) fn full_parameters(
     for (unit, shard) in shards.iter().enumerate() {
         let unit = UnitId::new(unit);
         let tag = context.tag(Some(unit), Stage::Export, step, 0);
-        gather_into(&mut parameters, context, tag, unit, shard.in_f32(site)?)?;
+        let shard = whole_masters(site, unit, shard)?;
+        gather_into(&mut parameters, context, tag, unit, shard)?;
     }
     Ok(parameters)
+}
+
+/// Returns a unit's shard in f32, with the masters of all replicas: another handle to it, or a copy.
+/// Collective over the replicas if each has the masters of its slice alone.
+pub(crate) fn whole_masters(
+    site: ErrorSite<'_>,
+    unit: UnitId,
+    shard: &Shard,
+) -> Result<Arc<Vec<f32>>, Error> {
+    let parameters = shard.in_f32(site)?;
+    if shard.has_all_masters() {
+        return Ok(parameters);
+    }
+    let tag = site.context.tag(Some(unit), Stage::Export, site.step, 0);
+    let parameters = Arc::unwrap_or_clone(parameters);
+    Ok(Arc::new(gather_slices(site.context, tag, unit, parameters)?))
+}
+
+/// Gathers the slices of a unit over the replicas, on the host. Each rank has its own in `shard`.
+pub(super) fn gather_slices(
+    context: &Context,
+    tag: Tag,
+    unit: UnitId,
+    shard: Vec<f32>,
+) -> Result<Vec<f32>, Error> {
+    let gathered = context.export_slices.gather_parts(tag, shard.into(), context.cuts(unit))?;
+    match gathered.wait()? {
+        HostBuffer::F32(shard) => Ok(shard),
+        _ => unreachable!("the buffer that was lent comes back"),
+    }
 }
 
 /// Gathers the parameters of a unit, and adds them to `all` by name.

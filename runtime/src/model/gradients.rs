@@ -74,7 +74,8 @@ impl Gradients {
     /// collective.
     ///
     /// If the ranks agreed to skip the step, it holds the sums of the reductions without the
-    /// division.
+    /// division. With [`StateOver::World`](crate::StateOver::World) the elements outside of this
+    /// rank's [slice](crate::Plan::slice) are 0: this rank has no sums of them.
     ///
     /// # Errors
     /// [`Error::Kernel`] if there is not enough memory; [`Error::Device`](Error) if the gradients
@@ -86,7 +87,11 @@ impl Gradients {
         let site = model.engine.context.site("shard", self.step);
         let grad_shard = self.sums_on_host(site, unit)?;
         let mut divided = hsdp_kernels::zeros(grad_shard.len())?;
-        scaled_copy(&mut divided, &grad_shard, self.divisor);
+        let summed = match grad_shard.is_empty() {
+            true => 0..0,
+            false => model.engine.context.updated(unit),
+        };
+        scaled_copy(&mut divided[summed.clone()], &grad_shard[summed], self.divisor);
         Ok(divided)
     }
 
@@ -94,7 +99,9 @@ impl Gradients {
     /// divided, before clipping. This is for tests and small models.
     ///
     /// Collective over the shard group, one gather for each unit, in the plan's order of
-    /// reductions. Every rank gets all gradients.
+    /// reductions. Every rank gets all gradients. With
+    /// [`StateOver::World`](crate::StateOver::World) collective over the world: slices are gathered
+    /// over the replicas first.
     ///
     /// # Errors
     /// [`Error::Comm`] if a gather fails; [`Error::Kernel`] if there is not enough memory;
@@ -110,6 +117,9 @@ impl Gradients {
                 shard.resize(context.plan.layout(unit).shard_len(), 0.0);
                 let tag = context.tag(Some(unit), Stage::Export, self.step, 0);
                 let tag = tag.part(Part { kind: PartKind::Gradients, number: 0 });
+                if context.plan.divides_state() {
+                    shard = export::gather_slices(context, tag, unit, shard)?;
+                }
                 export::gather_into(&mut all, context, tag, unit, Arc::new(shard))?;
             }
             for (_, frozen) in context.plan.spec().params() {

@@ -1,6 +1,7 @@
 //! The state that the updates of a model share, and that no step needs.
 
 use std::fmt::Write as _;
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use hsdp_kernels::cuda::{CudaError, DeviceBuffer, DeviceUpdate, PieceOfStep, Stream};
@@ -52,13 +53,15 @@ impl Averages {
     }
 }
 
-/// An exponential moving average, f32: in the layout of the trained part of each shard, and of the
-/// buffers.
+/// An exponential moving average, f32: of the elements that this rank updates in each shard, and of
+/// the buffers.
 #[derive(Debug)]
 pub(crate) struct Average {
     decay: f64,
     /// The averages of each unit.
     values: Vec<LocatedF32>,
+    /// The element of each unit's shard with which they begin.
+    firsts: Vec<usize>,
     /// The averages of the buffers, whole on this rank, one after the other in declared order.
     buffers: Vec<f32>,
 }
@@ -74,12 +77,13 @@ impl Average {
     pub(crate) fn zeros(site: ErrorSite<'_>, decay: f64) -> Result<Self, Error> {
         Allowed::Fraction.check(&Self::KIND, "decay", decay)?;
         check_frozen(site.context)?;
-        let layouts = site.context.plan.layouts().iter();
-        let lens = layouts.map(|layout| layout.trainable().shard_len);
-        let values = LocatedF32::zeros(site, lens)?;
+        let units = site.context.plan.spec().unit_ids();
+        let updated: Vec<_> = units.map(|unit| site.context.updated(unit)).collect();
+        let values = LocatedF32::zeros(site, updated.iter().map(Range::len))?;
+        let firsts = updated.into_iter().map(|range| range.start).collect();
         let numel = site.context.plan.spec().buffers().map(|(_, buffer)| buffer.numel()).sum();
         let buffers = zeros_in(Category::Buffers, numel)?;
-        Ok(Self { decay, values, buffers })
+        Ok(Self { decay, values, firsts, buffers })
     }
 
     /// Makes an average that begins as a copy of the parameters and of the buffers.
@@ -107,10 +111,14 @@ impl Average {
         mut read: impl FnMut(UnitId, Piece, &mut [f32]) -> Result<(), E>,
     ) -> Result<(), E> {
         let context = site.context;
-        for (unit, store) in context.plan.spec().unit_ids().zip(&mut self.values) {
+        let stores = self.values.iter_mut().zip(&self.firsts);
+        for (unit, (store, first)) in context.plan.spec().unit_ids().zip(stores) {
             store.fill(site, |values| {
-                let mut pieces = context.trained_pieces(unit);
-                pieces.try_for_each(|piece| read(unit, piece, &mut values[piece.shard_range()]))
+                let mut pieces = context.updated_pieces(unit);
+                pieces.try_for_each(|piece| {
+                    let into = &mut values[piece.shard_start - first..][..piece.len];
+                    read(unit, piece, into)
+                })
             })?;
         }
         Ok(())
@@ -172,14 +180,14 @@ impl Average {
         into: &mut [f32],
     ) -> Result<bool, Error> {
         let ParamId { unit, index } = parameter;
-        let mut pieces = site.context.trained_pieces(unit);
+        let mut pieces = site.context.updated_pieces(unit);
         let Some(piece) = pieces.find(|piece| piece.param == index) else { return Ok(false) };
-        let from = piece.shard_start + start - piece.param_start;
+        let from = piece.shard_start + start - piece.param_start - self.firsts[unit.index()];
         self.values[unit.index()].copy_to(site, from, into)?;
         Ok(true)
     }
 
-    /// Copies all averages of a unit over the parameters of this rank's shard.
+    /// Copies the averages of a unit over the parameters of this rank's shard.
     ///
     /// # Errors
     /// Errors of a device.
@@ -189,9 +197,10 @@ impl Average {
         unit: UnitId,
         shard: &mut [f32],
     ) -> Result<(), Error> {
-        site.context.trained_pieces(unit).try_for_each(|piece| {
+        let first = self.firsts[unit.index()];
+        site.context.updated_pieces(unit).try_for_each(|piece| {
             let into = &mut shard[piece.shard_range()];
-            self.values[unit.index()].copy_to(site, piece.shard_start, into)
+            self.values[unit.index()].copy_to(site, piece.shard_start - first, into)
         })
     }
 
@@ -203,7 +212,8 @@ impl Average {
     /// Updates elements on the host, from the parameters after an update.
     pub(crate) fn update(&mut self, unit: UnitId, piece: Piece, parameters: &[f32]) {
         let step = self.step();
-        let average = &mut self.values[unit.index()].here_mut()[piece.shard_range()];
+        let start = piece.shard_start - self.firsts[unit.index()];
+        let average = &mut self.values[unit.index()].here_mut()[start..start + piece.len];
         sgd(&step, average, parameters, None);
     }
 
@@ -213,7 +223,8 @@ impl Average {
         sgd(&step, &mut self.buffers, values, None);
     }
 
-    /// Updates pieces of a unit on a device. Waits for nothing.
+    /// Updates pieces of a unit on a device, whose masters begin with an element of the shard. Waits
+    /// for nothing.
     ///
     /// # Errors
     /// Errors of the device.
@@ -223,15 +234,24 @@ impl Average {
         stream: &Stream,
         pieces: &[Piece],
         master: &DeviceBuffer,
+        master_first: usize,
     ) -> Result<(), CudaError> {
+        let first = self.firsts[unit.index()];
         let piece = |piece: &Piece| {
             let range = piece.shard_range();
-            PieceOfStep { state: range.start, range, step: 1 }
+            PieceOfStep { state: range.start - first, range, step: 1 }
         };
         let pieces: Vec<PieceOfStep> = pieces.iter().map(piece).collect();
         let step = self.step();
         let parameters = self.values[unit.index()].there_mut();
-        let update = DeviceUpdate { parameters, rounded: None, gradient: master, divisor: 1.0 };
+        let update = DeviceUpdate {
+            parameters,
+            first,
+            rounded: None,
+            gradient: master,
+            gradient_first: master_first,
+            divisor: 1.0,
+        };
         stream.sgd(update, &pieces, &step, None)
     }
 }

@@ -214,8 +214,10 @@ impl DeviceRun<'_> {
 pub(super) fn reborrow<'a>(update: &'a mut DeviceUpdate<'_>) -> DeviceUpdate<'a> {
     DeviceUpdate {
         parameters: &mut *update.parameters,
+        first: update.first,
         rounded: update.rounded.as_deref_mut(),
         gradient: update.gradient,
+        gradient_first: update.gradient_first,
         divisor: update.divisor,
     }
 }
@@ -325,10 +327,10 @@ impl Updating<'_> {
         self.shards[unit.index()].copy_to(self.site(), range.start, into)
     }
 
-    /// Returns the trained pieces of this rank's shards that this optimizer updates now, in the
-    /// plan's order of units.
+    /// Returns the pieces of this rank's shards that this optimizer updates now, in the plan's order
+    /// of units.
     pub(super) fn pieces(&self) -> impl Iterator<Item = (UnitId, Piece)> {
-        let pieces = |unit| self.context.trained_pieces(unit).map(move |piece| (unit, piece));
+        let pieces = |unit| self.context.updated_pieces(unit).map(move |piece| (unit, piece));
         let all = self.context.plan.reductions().iter().copied().flat_map(pieces);
         all.filter(|(unit, piece)| self.updates(ParamId { unit: *unit, index: piece.param }))
     }

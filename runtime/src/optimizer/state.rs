@@ -407,7 +407,7 @@ impl StatePlaces {
         let mut lens = Vec::new();
         for unit in context.plan.spec().unit_ids() {
             let mut own = vec![None; context.plan.spec()[unit].params.len()];
-            for piece in context.trained_pieces(unit) {
+            for piece in context.updated_pieces(unit) {
                 own[piece.param] = Some(piece.param_range());
             }
             let mut len = 0;
@@ -416,7 +416,7 @@ impl StatePlaces {
                 let elements = match spread {
                     Spread::Elements | Spread::Blocks(_) => spread.range(own?),
                     Spread::Whole(len) => 0..len,
-                    Spread::Owned { len, owner } if owner == context.shard_index() => 0..len,
+                    Spread::Owned { len, owner } if owner == context.updaters().index() => 0..len,
                     Spread::Owned { .. } => return None,
                 };
                 // Vector loads of elements are aligned.

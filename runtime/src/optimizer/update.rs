@@ -189,15 +189,25 @@ impl<'a> UpdatePass<'a> {
                 optimizers: &mut *optimizers,
                 moved: moved.as_mut(),
             };
+            let sums = self.gradients.grad_shards.of(unit);
             let updated =
-                state.shards[unit.index()].update(self.gradients.grad_shards.of(unit), update);
-            updated.map_err(|error| site.device(error))?;
+                state.shards[unit.index()].update(sums, self.context.updated(unit), update);
+            updated.map_err(|error| self.failed(site.device(error)))?;
+            state.share_updated(self.context, unit).map_err(|error| self.failed(error))?;
         }
         for average in self.averages {
             average.lock().update_buffers(state.buffers.all_committed());
         }
         updates.lock().moved = moved;
         Ok(())
+    }
+
+    /// Ends the world if an update stops in its middle, and others wait for slices of this rank.
+    fn failed(self, error: Error) -> Error {
+        if self.context.plan.divides_state() {
+            self.context.world.abort(&error.to_string());
+        }
+        error
     }
 
     /// Does all that may fail before anything changes, and returns the lines of the options. A rank
@@ -274,14 +284,21 @@ struct UnitUpdate<'a, 'b, 'c> {
 }
 
 impl ShardUpdate for UnitUpdate<'_, '_, '_> {
-    fn on_host(self, master: &mut [f32], mut rounded: Option<ValuesMut<'_>>, sums: &[f32]) {
+    fn on_host(
+        self,
+        first: usize,
+        master: &mut [f32],
+        mut rounded: Option<ValuesMut<'_>>,
+        sums: &[f32],
+    ) {
         let Self { pass, unit, optimizers, mut moved } = self;
         let counted = match moved {
             Some(_) => pass.context.plan.slice(unit, pass.context.rank()),
             None => 0..0,
         };
-        for piece in pass.context.trained_pieces(unit).flat_map(|piece| cut_at(piece, &counted)) {
-            let range = piece.shard_range();
+        let pieces = pass.context.updated_pieces(unit);
+        for piece in pieces.flat_map(|piece| cut_at(piece, &counted)) {
+            let range = piece.shard_start - first..piece.shard_start - first + piece.len;
             let parameter = ParamId { unit, index: piece.param };
             if !pass.gradients.has_gradient(parameter) {
                 pass.average(unit, piece, &master[range]);
@@ -328,6 +345,7 @@ impl ShardUpdate for UnitUpdate<'_, '_, '_> {
     fn on_device(
         self,
         device: &ModelDevice,
+        first: usize,
         master: &mut DeviceBuffer,
         mut rounded: Option<&mut DeviceBuffer>,
         sums: &DeviceBuffer,
@@ -336,7 +354,7 @@ impl ShardUpdate for UnitUpdate<'_, '_, '_> {
         let UpdatePass { context, gradients, averages, .. } = pass;
         let stream = &*device.stream;
         let mut pieces: Vec<Vec<Piece>> = vec![Vec::new(); optimizers.len()];
-        for piece in context.trained_pieces(unit) {
+        for piece in context.updated_pieces(unit) {
             let parameter = ParamId { unit, index: piece.param };
             if gradients.has_gradient(parameter) {
                 pieces[pass.assignment.of(context, parameter)].push(piece);
@@ -348,8 +366,10 @@ impl ShardUpdate for UnitUpdate<'_, '_, '_> {
             }
             let update = DeviceUpdate {
                 parameters: &mut *master,
+                first,
                 rounded: rounded.as_deref_mut(),
                 gradient: sums,
+                gradient_first: 0,
                 divisor: gradients.divisor,
             };
             let clip = gradients.clip_factor();
@@ -358,10 +378,10 @@ impl ShardUpdate for UnitUpdate<'_, '_, '_> {
         if averages.is_empty() {
             return Ok(());
         }
-        let pieces: Vec<Piece> = context.trained_pieces(unit).collect();
-        averages
-            .iter()
-            .try_for_each(|average| average.lock().update_on_device(unit, stream, &pieces, master))
+        let pieces: Vec<Piece> = context.updated_pieces(unit).collect();
+        averages.iter().try_for_each(|average| {
+            average.lock().update_on_device(unit, stream, &pieces, master, first)
+        })
     }
 }
 

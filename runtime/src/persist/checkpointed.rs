@@ -206,13 +206,13 @@ pub enum Spread {
     /// An element for each block of this number of elements of the parameter, which is cut between
     /// blocks only.
     Blocks(usize),
-    /// A number of elements; each rank of the shard group has all of them.
+    /// A number of elements; each rank has all of them.
     Whole(usize),
-    /// A number of elements; one rank of the shard group has all of them.
+    /// A number of elements; one of the [updaters](hsdp_sharding::Plan::updaters) has all of them.
     Owned {
         /// The number.
         len: usize,
-        /// The rank's index in the shard group.
+        /// Its index among the updaters.
         owner: usize,
     },
 }

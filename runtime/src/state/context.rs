@@ -2,6 +2,8 @@
 //! part, and the model's identity. Beside them the errors of its operations, and reports on
 //! parameters without a gradient.
 
+use std::iter;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -9,7 +11,7 @@ use hsdp_comm::{Channel, Group, ModelLabel, Part, PartKind, Stage, Tag, World};
 use hsdp_kernels::cuda::CudaError;
 use hsdp_kernels::memory::{self, Category, Scope};
 use hsdp_sharding::step::{Rules, Sequences};
-use hsdp_sharding::{Axis, FullCopies, Offload, ParamId, Piece, Plan, Rank, Role, UnitId};
+use hsdp_sharding::{Axis, DType, FullCopies, Offload, ParamId, Piece, Plan, Rank, UnitId};
 
 use crate::error::Error;
 use crate::options::{ModelOptions, Unused, digest};
@@ -17,6 +19,7 @@ use crate::state::control::Control;
 use crate::state::events::EventLog;
 use crate::state::full_pool::FullPool;
 use crate::state::model_device::ModelDevice;
+use crate::state::shard::HeldMasters;
 
 /// The plan, the options, and this rank's groups.
 #[derive(Debug)]
@@ -41,11 +44,14 @@ pub(crate) struct Context {
     pub(crate) gather: Group,
     pub(crate) reduce: Group,
     pub(crate) all_reduce: Group,
+    /// All ranks, which exchange data in updates.
+    over_world: Group,
     /// All ranks, which sum statistics.
     pub(crate) statistics: Group,
     pub(crate) control: Control,
-    /// Gathers for export, outside any step.
+    /// Gathers for export, outside any step: over the shard group, and of slices over the replicas.
     pub(crate) export: Group,
+    pub(crate) export_slices: Group,
     pub(crate) events: EventLog,
     pub(crate) unused: UnusedReports,
     /// Checkpoints of this model that may save have a handle each.
@@ -88,9 +94,11 @@ impl Context {
             device,
             reduce,
             all_reduce,
+            over_world: world.world_group(Channel::Reduce),
             statistics: world.world_group(Channel::Statistics),
             control: Control::new(&world),
             export: world.group(&shard_group, Channel::Control)?,
+            export_slices: world.group(&replicate_group, Channel::Control)?,
             events: EventLog::default(),
             unused: UnusedReports::default(),
             checkpoint_writers: Arc::default(),
@@ -112,6 +120,7 @@ impl Context {
     pub(crate) fn take_label(&mut self, label: ModelLabel) {
         self.label = Some(label);
         self.statistics = self.statistics.of_model(label.number);
+        self.over_world = self.over_world.of_model(label.number);
         if !self.issues_in_one_order() {
             for group in [&mut self.gather, &mut self.reduce, &mut self.all_reduce] {
                 *group = group.of_model(label.number);
@@ -175,11 +184,54 @@ impl Context {
         self.device.as_ref().filter(|device| device.offload == Offload::None)
     }
 
+    /// Returns the ranks that exchange matrices in an update, since together they update each
+    /// element once.
+    pub(crate) fn updaters(&self) -> &Group {
+        match self.plan.divides_state() {
+            true => &self.over_world,
+            false => &self.reduce,
+        }
+    }
+
+    /// Returns all ranks, which add up sums in an update.
+    pub(crate) fn over_world(&self) -> &Group {
+        &self.over_world
+    }
+
+    /// Returns the elements of a unit's shard that this rank updates.
+    pub(crate) fn updated(&self, unit: UnitId) -> Range<usize> {
+        self.plan.updated(unit, self.rank())
+    }
+
+    /// Returns the pieces of parameters that this rank updates in its shard of a unit.
+    pub(crate) fn updated_pieces(&self, unit: UnitId) -> impl Iterator<Item = Piece> {
+        self.plan.updated_pieces(unit, self.rank())
+    }
+
+    /// Returns the trained elements of a unit's shard that have an f32 master on this rank: all of
+    /// them if they are gathered from the masters, and otherwise those that it updates.
+    pub(crate) fn held(&self, unit: UnitId) -> HeldMasters {
+        let all = self.plan.layout(unit).trainable().shard_len;
+        let is_offloaded = self.device.as_ref().is_some_and(|it| it.offload == Offload::All);
+        let is_gathered = self.plan.compute_dtype(unit) == DType::F32 && !is_offloaded;
+        HeldMasters { trained: if is_gathered { 0..all } else { self.updated(unit) }, all }
+    }
+
+    /// Returns where the slices of replicas begin in this rank's shard of a unit, and the end of the
+    /// last one.
+    pub(crate) fn cuts(&self, unit: UnitId) -> Arc<[usize]> {
+        let replicas = self.plan.mesh().group(Axis::Replicate, self.rank());
+        let ends = replicas.iter().map(|rank| self.plan.slice(unit, *rank).end);
+        iter::once(0).chain(ends).collect()
+    }
+
     /// Returns the memory scope of f32 parameters on the host from which a unit's shard is made.
-    /// They stay there, or go on to a device, or only their trained part stays.
+    /// They stay there, or go on to a device, or only some of them stay.
     pub(crate) fn scope_of_parameters(&self, unit: UnitId) -> Scope {
         let stay = self.device.as_ref().is_none_or(|device| device.offload == Offload::All);
-        let stay = stay && self.plan.layout(unit).stored().is_none();
+        let HeldMasters { trained, all } = self.held(unit);
+        let stay =
+            stay && self.plan.layout(unit).stored().is_none() && trained.len() == all;
         memory::scope(if stay { Category::Shard } else { Category::Other })
     }
 
@@ -232,12 +284,6 @@ impl Context {
         self.plan.layout(unit).pieces(self.shard_index())
     }
 
-    /// Returns the pieces of trained parameters in this rank's shard of a unit.
-    pub(crate) fn trained_pieces(&self, unit: UnitId) -> impl Iterator<Item = Piece> {
-        let params = self.plan.layout(unit).params();
-        self.pieces(unit).filter(move |piece| params[piece.param].role == Role::Trainable)
-    }
-
     pub(crate) fn misuse(&self, operation: &'static str, step: u64, what: String) -> Error {
         Error::Misuse { operation, rank: self.rank(), step, what }
     }
@@ -261,6 +307,14 @@ impl Context {
             OWN_PARAMETERS => tag,
             number => tag.part(Part { kind: PartKind::Average, number }),
         }
+    }
+
+    /// Returns the tag of a gather of the model's own slices of a unit, also while an average stands
+    /// in for the parameters.
+    pub(crate) fn tag_of_slices(&self, unit: UnitId, step: u64) -> Tag {
+        let mut tag = Tag::new(Stage::GatherSlices).step(step);
+        (tag.model, tag.unit) = (self.label, Some(unit));
+        tag
     }
 
     /// Has operations carry the number of the average that stands in for the parameters, until

@@ -39,6 +39,18 @@ pub enum Event {
         /// The microbatch, or the last one where `finish` issued the all-reduce.
         microbatch: usize,
     },
+    /// A reduce-scatter of sums over the replicas was issued.
+    ScatterSums {
+        /// The unit.
+        unit: UnitId,
+        /// The microbatch, or the last one where `finish` issued it.
+        microbatch: usize,
+    },
+    /// A gather of updated slices over the replicas was issued.
+    GatherSlices {
+        /// The unit.
+        unit: UnitId,
+    },
 }
 
 /// A recording of events, from [`record`](Self::record) to [`take`](Self::take).

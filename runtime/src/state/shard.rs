@@ -1,5 +1,6 @@
 //! A unit's parameters on this rank: the f32 master copy, and the copy that gathers read.
 
+use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -20,29 +21,92 @@ use crate::state::sums::GradientSums;
 /// offloaded the master stays on the host.
 #[derive(Clone, Debug)]
 pub(crate) struct Shard {
-    /// The f32 parameters: all of the shard, or on the host the trained ones alone, which are the
-    /// first, if the others are stored in the compute dtype.
+    /// The f32 parameters: the trained ones of `held`, and behind them the frozen ones, unless these
+    /// are stored in the compute dtype.
     master: Located<Arc<Vec<f32>>, Arc<DeviceBuffer>>,
     /// All parameters in the compute dtype; `None` where that is f32, and the master itself is
     /// gathered.
     rounded: Option<GatherInput>,
+    held: HeldMasters,
+}
+
+/// The trained elements of a shard that have an f32 master on this rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HeldMasters {
+    /// These elements: all, or where replicas divide the state of optimizers the slice of this rank.
+    pub(crate) trained: Range<usize>,
+    /// The number of all trained elements, with their padding. Frozen ones follow them.
+    pub(crate) all: usize,
+}
+
+impl HeldMasters {
+    /// Returns the masters of parameters: of the elements that are held, and of frozen ones until
+    /// the end of `masters`.
+    fn of(
+        &self,
+        parameters: Vec<f32>,
+        masters: usize,
+        category: Category,
+    ) -> Result<Vec<f32>, hsdp_kernels::Error> {
+        let held = self.trained.len();
+        let frozen = masters - self.all;
+        if held + frozen == parameters.len() {
+            return Ok(parameters);
+        }
+        let mut master = zeros_in(category, held + frozen)?;
+        master[..held].copy_from_slice(&parameters[self.trained.clone()]);
+        master[held..].copy_from_slice(&parameters[self.all..masters]);
+        Ok(master)
+    }
+
+    /// Cuts a range of the shard where elements with and without a master meet, and returns for each
+    /// part its place among the masters, if it has one. There are `masters` of them.
+    fn parts(
+        &self,
+        range: Range<usize>,
+        masters: usize,
+    ) -> impl Iterator<Item = (Range<usize>, Option<usize>)> + use<> {
+        let Self { trained: Range { start, end }, all } = *self;
+        let frozen = masters > end - start;
+        let places = [None, Some(0), None, frozen.then_some(end - start)];
+        let cuts = [0, start, end, all, usize::MAX];
+        let part = move |(place, cut): (Option<usize>, &[usize])| {
+            let part = range.start.max(cut[0])..range.end.min(cut[1]);
+            let place = place.map(|place| place + part.start.saturating_sub(cut[0]));
+            (!part.is_empty()).then_some((part, place))
+        };
+        let parts: Vec<_> = places.into_iter().zip(cuts.windows(2)).filter_map(part).collect();
+        parts.into_iter()
+    }
 }
 
 /// Parameters that peers read in place.
 pub(crate) type GatherInput = Located<SharedBuffer, Arc<DeviceBuffer>>;
 
+/// Parameters in the compute dtype with one owner.
+pub(crate) type OwnedInput = Located<HostBuffer, DeviceBuffer>;
+
 /// The update of a unit, where its master is updated.
 pub(crate) trait ShardUpdate {
-    /// Updates f32 parameters on the host, and rounds them where they are gathered from there.
-    fn on_host(self, master: &mut [f32], rounded: Option<ValuesMut<'_>>, sums: &[f32]);
+    /// Updates elements on the host, from the `first`-th of the shard on, and rounds them where they
+    /// are gathered from there. All slices have the same length.
+    fn on_host(
+        self,
+        first: usize,
+        master: &mut [f32],
+        rounded: Option<ValuesMut<'_>>,
+        sums: &[f32],
+    );
 
-    /// Updates f32 parameters on a device, and rounds them if they are gathered rounded.
+    /// Updates f32 parameters on a device, and rounds them if they are gathered rounded. The master
+    /// begins with the `first` element of the shard.
     ///
     /// # Errors
     /// Errors of the device.
     fn on_device(
         self,
         device: &ModelDevice,
+        first: usize,
         master: &mut DeviceBuffer,
         rounded: Option<&mut DeviceBuffer>,
         sums: &DeviceBuffer,
@@ -51,7 +115,8 @@ pub(crate) trait ShardUpdate {
 
 impl Shard {
     /// Makes a unit's shard of these f32 parameters where the model lies, rounded too where the
-    /// compute dtype is another. Parameters that are stored in the compute dtype are only rounded.
+    /// compute dtype is another. Parameters that are stored in the compute dtype are only rounded,
+    /// as are those of which other replicas hold the masters.
     ///
     /// # Errors
     /// If there is no memory for it; those of a device.
@@ -62,78 +127,85 @@ impl Shard {
     ) -> Result<Self, Error> {
         let context = site.context;
         let compute = context.plan.compute_dtype(unit);
-        let layout = context.plan.layout(unit);
+        let masters = context.plan.layout(unit).master_len();
+        let held = context.held(unit);
         match &context.device {
-            None => Ok(Self::here(parameters, layout, compute)?),
-            Some(device) => {
-                Self::there(device, parameters, compute).map_err(|error| site.device(error))
-            }
+            None => Ok(Self::here(parameters, masters, held, compute)?),
+            Some(device) => Self::there(site, device, parameters, held, compute),
         }
     }
 
     fn here(
         parameters: Vec<f32>,
-        layout: &UnitLayout,
+        masters: usize,
+        held: HeldMasters,
         compute: DType,
     ) -> Result<Self, hsdp_kernels::Error> {
         let rounded = match compute {
             DType::F32 => None,
             compute => Some(rounded(&parameters, compute, Category::GatherInput)?),
         };
-        let master = match layout.stored() {
-            None => parameters,
-            Some(_) => master_of(&parameters, layout, Category::Shard)?,
-        };
-        Ok(Self { master: Located::Host(Arc::new(master)), rounded })
+        let master = held.of(parameters, masters, Category::Shard)?;
+        Ok(Self { master: Located::Host(Arc::new(master)), rounded, held })
     }
 
     fn there(
+        site: ErrorSite<'_>,
         device: &Arc<ModelDevice>,
         parameters: Vec<f32>,
+        held: HeldMasters,
         compute: DType,
-    ) -> Result<Self, CudaError> {
-        let there = |value| There { value: Arc::new(value), device: Arc::clone(device) };
+    ) -> Result<Self, Error> {
+        let failed = |error| site.device(error);
+        let there = |value| Located::Device(There { value: Arc::new(value), device: Arc::clone(device) });
         let len = parameters.len();
-        if device.offload == Offload::All {
-            let mut input = device.buffer(Category::GatherInput, compute, len)?;
-            upload(device, &parameters, &mut device.scratch.lock().rounded, &mut input)?;
-            let master = Located::Host(Arc::new(parameters));
-            return Ok(Self { master, rounded: Some(Located::Device(there(input))) });
-        }
-        let mut master = device.buffer(Category::Shard, DType::F32, len)?;
-        master.write(&device.stream, Values::F32(&parameters))?;
+        let is_master_there = device.offload != Offload::All;
         let mut rounded = None;
-        if compute != DType::F32 {
-            let mut input = device.buffer(Category::GatherInput, compute, len)?;
-            device.stream.narrow(&mut input, &master, Divisor::ONE)?;
-            rounded = Some(Located::Device(there(input)));
+        if !is_master_there || compute != DType::F32 {
+            let mut input = device.buffer(Category::GatherInput, compute, len).map_err(failed)?;
+            let mut copy = HostBuffer::zeros(compute, len)?;
+            cast(copy.values_mut(), &parameters);
+            input.write(&device.stream, copy.values()).map_err(failed)?;
+            rounded = Some(there(input));
         }
-        Ok(Self { master: Located::Device(there(master)), rounded })
+        let scope = if is_master_there { Category::Other } else { Category::Shard };
+        let kept = held.of(parameters, len, scope)?;
+        if !is_master_there {
+            return Ok(Self { master: Located::Host(Arc::new(kept)), rounded, held });
+        }
+        let mut master = device.buffer(Category::Shard, DType::F32, kept.len()).map_err(failed)?;
+        master.write(&device.stream, Values::F32(&kept)).map_err(failed)?;
+        Ok(Self { master: there(master), rounded, held })
     }
 
     /// Makes a copy of parameters on the host that a shard of the unit there
     /// [takes](Self::take) later: of all its parameters, or of the trained ones. It is rounded only
-    /// where the shard has no f32 master.
+    /// where the shard has no f32 master of frozen ones.
     ///
     /// # Errors
     /// If there is no memory for it.
     pub(crate) fn to_take(
-        parameters: Vec<f32>,
+        mut parameters: Vec<f32>,
         layout: &UnitLayout,
     ) -> Result<Self, hsdp_kernels::Error> {
-        let (rounded, master) = match layout.stored() {
-            Some(stored) if parameters.len() > layout.master_len() => {
-                let rounded = rounded(&parameters, stored, Category::Load)?;
-                (Some(rounded), master_of(&parameters, layout, Category::Load)?)
-            }
-            _ => (None, parameters),
-        };
-        Ok(Self { master: Located::Host(Arc::new(master)), rounded })
+        let all = layout.trainable().shard_len;
+        let held = HeldMasters { trained: 0..all, all };
+        let mut stored = None;
+        if let Some(dtype) = layout.stored()
+            && parameters.len() > layout.master_len()
+        {
+            stored = Some(rounded(&parameters, dtype, Category::Load)?);
+            let mut masters = zeros_in(Category::Load, layout.master_len())?;
+            masters.copy_from_slice(&parameters[..layout.master_len()]);
+            parameters = masters;
+        }
+        Ok(Self { master: Located::Host(Arc::new(parameters)), rounded: stored, held })
     }
 
-    /// Takes the parameters of another shard of the unit. On the host they are copied into the
-    /// buffers of this shard: all of them, or the trained ones alone if the other has no others. On
-    /// a device, where a copy could fail, the other shard replaces this one.
+    /// Takes the parameters of another shard of the unit, which has masters of all trained ones. On
+    /// the host they are copied into the buffers of this shard: all of them, or the trained ones
+    /// alone if the other has no others. On a device, where a copy could fail, the other shard
+    /// replaces this one.
     pub(crate) fn take(&mut self, other: Self) {
         let (Located::Host(master), Located::Host(copy), None | Some(Located::Host(_))) =
             (&mut self.master, &other.master, &other.rounded)
@@ -141,15 +213,19 @@ impl Shard {
             *self = other;
             return;
         };
-        let masters = copy.len();
-        if masters == 0 && other.rounded.is_none() {
+        if copy.is_empty() && other.rounded.is_none() {
             return;
         }
+        let HeldMasters { trained, all } = &self.held;
         let (master, rounded) = exclusive(master, &mut self.rounded);
-        master[..masters].copy_from_slice(copy);
+        let (held, frozen) = master.split_at_mut(trained.len());
+        held.copy_from_slice(&copy[trained.clone()]);
+        if copy.len() > *all {
+            frozen.copy_from_slice(&copy[*all..]);
+        }
         match (rounded, &other.rounded) {
             (Some(into), Some(Located::Host(rounded))) => into.copy_from(rounded.values()),
-            (Some(into), _) => cast(into.slice(0..masters), copy),
+            (Some(into), _) => cast(into.slice(0..copy.len()), copy),
             (None, _) => {}
         }
     }
@@ -171,27 +247,56 @@ impl Shard {
             Some(Located::Host(rounded)) => Some(rounded.clone()),
             Some(Located::Device(_)) | None => None,
         };
-        Ok(HostShard { master, rounded })
+        Ok(HostShard { master, rounded, held: self.held.clone() })
+    }
+
+    /// Returns the number of parameters, with their padding.
+    fn len(&self) -> usize {
+        match &self.rounded {
+            Some(Located::Host(rounded)) => rounded.len(),
+            Some(Located::Device(There { value, .. })) => value.len(),
+            None => self.master.len(),
+        }
     }
 
     /// Returns the parameters in f32: another handle to them, or a copy of those that lie on a
-    /// device or are stored in the compute dtype.
+    /// device or have no f32 master here.
     ///
     /// # Errors
     /// If there is no memory for the copy; those of a device.
     pub(crate) fn in_f32(&self, site: ErrorSite<'_>) -> Result<Arc<Vec<f32>>, Error> {
-        let HostShard { master, rounded } = self.on_host(site)?;
-        let Some(rounded) = rounded.filter(|rounded| rounded.len() > master.len()) else {
-            return Ok(master);
-        };
-        let mut copy = hsdp_kernels::zeros(rounded.len())?;
-        let (masters, stored) = copy.split_at_mut(master.len());
-        masters.copy_from_slice(&master);
-        unpack(stored, rounded.values().slice(master.len()..rounded.len()));
+        match &self.master {
+            Located::Host(master) if master.len() == self.len() => return Ok(Arc::clone(master)),
+            _ => {}
+        }
+        let mut copy = hsdp_kernels::zeros(self.len())?;
+        self.copy_to(site, 0, &mut copy)?;
         Ok(Arc::new(copy))
     }
 
-    /// Copies f32 parameters, from the `from`-th on: parts of a single parameter.
+    /// Returns whether this rank has the masters of all trained parameters.
+    pub(crate) fn has_all_masters(&self) -> bool {
+        self.held.trained.len() == self.held.all
+    }
+
+    /// Returns the parameters that all replicas have, in f32: without the masters of trained ones
+    /// if each replica has those of its slice alone.
+    ///
+    /// # Errors
+    /// As [`in_f32`](Self::in_f32).
+    pub(crate) fn shared_in_f32(&self, site: ErrorSite<'_>) -> Result<Arc<Vec<f32>>, Error> {
+        if self.has_all_masters() {
+            return self.in_f32(site);
+        }
+        let mut copy = hsdp_kernels::zeros(self.len())?;
+        let (trained, frozen) = copy.split_at_mut(self.held.all);
+        self.rounded_to(site, 0, trained)?;
+        self.copy_to(site, self.held.all, frozen)?;
+        Ok(Arc::new(copy))
+    }
+
+    /// Copies parameters in f32, from the `from`-th on. Those without an f32 master here are as
+    /// they are gathered.
     ///
     /// # Errors
     /// Errors of a device.
@@ -201,13 +306,34 @@ impl Shard {
         from: usize,
         into: &mut [f32],
     ) -> Result<(), Error> {
-        match &self.rounded {
-            Some(Located::Host(stored)) if from >= self.master.len() => {
-                unpack(into, stored.values().slice(from..from + into.len()));
-                Ok(())
+        let all = from..from + into.len();
+        self.held.parts(all, self.master.len()).try_for_each(|(part, place)| {
+            let into = &mut into[part.start - from..part.end - from];
+            match place {
+                Some(place) => self.master.copy_to(site, place, into),
+                None => self.rounded_to(site, part.start, into),
             }
-            _ => self.master.copy_to(site, from, into),
+        })
+    }
+
+    /// Copies parameters as they are gathered, from the `from`-th on.
+    fn rounded_to(
+        &self,
+        site: ErrorSite<'_>,
+        from: usize,
+        into: &mut [f32],
+    ) -> Result<(), Error> {
+        let range = from..from + into.len();
+        match &self.rounded {
+            Some(Located::Host(rounded)) => unpack(into, rounded.values().slice(range)),
+            Some(Located::Device(There { value, device })) => {
+                let all = value.read_back(&device.stream, device.patience);
+                let all = all.map_err(|error| site.device(error))?;
+                unpack(into, all.values().slice(range));
+            }
+            None => unreachable!("parameters that are gathered in f32 have masters"),
         }
+        Ok(())
     }
 
     /// Returns the parameters in the compute dtype: another handle to the buffer that peers read in
@@ -220,9 +346,55 @@ impl Shard {
         }
     }
 
-    /// Has the parameters updated where their master is updated. On a device with offloaded
-    /// optimizers the update is on the host: the gradient is copied there, and the new parameters
-    /// go back. Waits for the copies to the host, and nothing else.
+    /// Takes the buffer that peers read in place, for a gather that writes to it. Until it
+    /// [comes back](Self::take_back), no parameter can be read that has no other copy. Another
+    /// holder keeps a copy of the present values.
+    ///
+    /// # Errors
+    /// Errors of a device.
+    pub(crate) fn lend(&mut self) -> Result<OwnedInput, CudaError> {
+        let Self { master, rounded, .. } = self;
+        match (rounded, master) {
+            (Some(Located::Host(rounded)), _) => {
+                let _gather_input = memory::scope(Category::GatherInput);
+                Ok(Located::Host(match rounded {
+                    SharedBuffer::F32(values) => HostBuffer::F32(taken(values)),
+                    SharedBuffer::F16(values) => HostBuffer::F16(taken(values)),
+                    SharedBuffer::BF16(values) => HostBuffer::BF16(taken(values)),
+                }))
+            }
+            (None, Located::Host(master)) => {
+                let _shard = memory::scope(Category::Shard);
+                Ok(Located::Host(HostBuffer::F32(taken(master))))
+            }
+            (Some(Located::Device(There { value, device })), _) => {
+                Ok(Located::Device(taken_there(device, Category::GatherInput, value)?))
+            }
+            (None, Located::Device(There { value, device })) => {
+                Ok(Located::Device(taken_there(device, Category::Shard, value)?))
+            }
+        }
+    }
+
+    /// Takes a buffer back that it has [lent](Self::lend).
+    pub(crate) fn take_back(&mut self, input: OwnedInput) {
+        let Self { master, rounded, .. } = self;
+        match (rounded, master, input) {
+            (Some(Located::Host(own)), _, Located::Host(input)) => *own = input.into(),
+            (None, Located::Host(own), Located::Host(HostBuffer::F32(input))) => {
+                *own = Arc::new(input);
+            }
+            (Some(Located::Device(own)), _, Located::Device(input))
+            | (None, Located::Device(own), Located::Device(input)) => {
+                own.value = Arc::new(input.value);
+            }
+            _ => unreachable!("the buffer is the one that was lent"),
+        }
+    }
+
+    /// Has parameters updated where their master is updated: the elements `updated` of the shard.
+    /// On a device with offloaded optimizers the update is on the host: the gradient is copied
+    /// there, and the new parameters go back. Waits for the copies to the host, and nothing else.
     ///
     /// A step's end has waited for all of its gathers, so there is normally no other holder of the
     /// parameters. Another holder (the user, or a gather of an aborted step that a peer still
@@ -233,23 +405,29 @@ impl Shard {
     pub(crate) fn update(
         &mut self,
         sums: &GradientSums,
+        updated: Range<usize>,
         update: impl ShardUpdate,
     ) -> Result<(), CudaError> {
+        let first = updated.start;
+        // The places of the elements among the masters.
+        let masters = first - self.held.trained.start..updated.end - self.held.trained.start;
         match (&mut self.master, &mut self.rounded) {
             (Located::Host(master), Some(Located::Device(There { value: input, device }))) => {
                 let mut scratch = device.scratch.lock();
                 let Scratch { gradient, rounded, .. } = &mut *scratch;
-                let gradient = read_gradient(device, sums.there(), gradient)?;
+                let gradient = read_gradient(device, sums.there(), updated, gradient)?;
                 let master = {
                     let _shard = memory::scope(Category::Shard);
-                    Arc::make_mut(master)
+                    &mut Arc::make_mut(master)[masters]
                 };
-                update.on_host(master, None, gradient);
-                upload(device, master, rounded, make_mut(device, Category::GatherInput, input)?)
+                update.on_host(first, master, None, gradient);
+                let input = make_mut(device, Category::GatherInput, input)?;
+                upload(device, master, rounded, input, first)
             }
             (Located::Host(master), rounded) => {
                 let (master, rounded) = exclusive(master, rounded);
-                update.on_host(master, rounded, sums.here());
+                let rounded = rounded.map(|all| all.slice(updated.clone()));
+                update.on_host(first, &mut master[masters], rounded, &sums.here()[updated]);
                 Ok(())
             }
             (Located::Device(There { value: master, device }), rounded) => {
@@ -261,17 +439,18 @@ impl Shard {
                     Some(Located::Host(_)) | None => None,
                 };
                 if device.offload == Offload::None {
-                    return update.on_device(device, master, rounded, sums.there());
+                    let begin = self.held.trained.start;
+                    return update.on_device(device, begin, master, rounded, sums.there());
                 }
                 let mut scratch = device.scratch.lock();
                 let Scratch { gradient, master: through, .. } = &mut *scratch;
-                let gradient = read_gradient(device, sums.there(), gradient)?;
-                let through = &mut through[..master.len()];
-                master.read_back_into(&device.stream, 0, through, device.patience)?;
-                update.on_host(through, None, gradient);
-                master.write(&device.stream, Values::F32(through))?;
+                let gradient = read_gradient(device, sums.there(), updated.clone(), gradient)?;
+                let through = &mut through[..masters.len()];
+                master.read_back_into(&device.stream, masters.start, through, device.patience)?;
+                update.on_host(first, through, None, gradient);
+                master.write_part(&device.stream, masters.start, Values::F32(through))?;
                 let Some(rounded) = rounded else { return Ok(()) };
-                device.stream.narrow(rounded, master, Divisor::ONE)
+                device.stream.narrow_part(rounded, updated, master, masters)
             }
         }
     }
@@ -281,6 +460,7 @@ impl Shard {
 pub(crate) struct HostShard {
     master: Arc<Vec<f32>>,
     rounded: Option<SharedBuffer>,
+    held: HeldMasters,
 }
 
 impl HostShard {
@@ -290,9 +470,13 @@ impl HostShard {
     /// # Panics
     /// If some of them have an f32 master, and others have none.
     pub(crate) fn values(&self, range: Range<usize>) -> Values<'_> {
-        match &self.rounded {
-            Some(stored) if range.start >= self.master.len() => stored.values().slice(range),
-            _ => Values::F32(&self.master[range]),
+        let mut parts = self.held.parts(range.clone(), self.master.len());
+        let Some((part, place)) = parts.next() else { return Values::F32(&[]) };
+        assert!(part == range, "elements {range:?} of a shard are not kept in one place");
+        match (place, &self.rounded) {
+            (Some(place), _) => Values::F32(&self.master[place..place + range.len()]),
+            (None, Some(rounded)) => rounded.values().slice(range),
+            (None, None) => unreachable!("parameters that are gathered in f32 have masters"),
         }
     }
 }
@@ -329,44 +513,55 @@ fn make_mut<'a>(
     Ok(Arc::get_mut(buffer).expect("there is no other holder"))
 }
 
-/// Copies sums to the beginning of a buffer on the host. Waits for the copy.
+/// Returns the elements of a buffer that stays empty: a copy, if there is another holder.
+fn taken<T: Clone>(values: &mut Arc<Vec<T>>) -> Vec<T> {
+    Arc::try_unwrap(mem::take(values)).unwrap_or_else(|shared| shared.to_vec())
+}
+
+/// Returns a buffer on a device, in whose place an empty one stays: a copy, if there is another
+/// holder.
+fn taken_there(
+    device: &Arc<ModelDevice>,
+    category: Category,
+    buffer: &mut Arc<DeviceBuffer>,
+) -> Result<There<DeviceBuffer>, CudaError> {
+    make_mut(device, category, buffer)?;
+    let empty = Arc::new(device.buffer(category, buffer.dtype(), 0)?);
+    let value = Arc::into_inner(mem::replace(buffer, empty));
+    let value = value.expect("there is no other holder");
+    Ok(There { value, device: Arc::clone(device) })
+}
+
+/// Copies elements of sums to the beginning of a buffer on the host. Waits for the copy.
 fn read_gradient<'a>(
     device: &ModelDevice,
     sums: &DeviceBuffer,
+    elements: Range<usize>,
     into: &'a mut [f32],
 ) -> Result<&'a [f32], CudaError> {
-    let into = &mut into[..sums.len()];
-    sums.read_back_into(&device.stream, 0, into, device.patience)?;
+    let into = &mut into[..elements.len()];
+    sums.read_back_into(&device.stream, elements.start, into, device.patience)?;
     Ok(into)
 }
 
-/// Copies a master to the device, in the dtype of the buffer there. It is rounded on the host, in
-/// the buffer of `rounded` with that dtype, so that fewer bytes are copied.
+/// Copies masters to the elements from `first` on of the buffer on the device, in its dtype. They
+/// are rounded on the host, in the buffer of `rounded` with that dtype, so that fewer bytes are
+/// copied.
 fn upload(
     device: &ModelDevice,
     master: &[f32],
     rounded: &mut [HostBuffer],
     input: &mut DeviceBuffer,
+    first: usize,
 ) -> Result<(), CudaError> {
     if input.dtype() == DType::F32 {
-        return input.write(&device.stream, Values::F32(master));
+        return input.write_part(&device.stream, first, Values::F32(master));
     }
     let of_dtype = rounded.iter_mut().find(|rounded| rounded.dtype() == input.dtype());
     let rounded = of_dtype.expect("there is one for each dtype in which a unit computes");
     let all = 0..master.len();
     cast(rounded.values_mut().slice(all.clone()), master);
-    input.write(&device.stream, rounded.values().slice(all))
-}
-
-/// Returns a copy of the parameters that have an f32 master.
-fn master_of(
-    parameters: &[f32],
-    layout: &UnitLayout,
-    category: Category,
-) -> Result<Vec<f32>, hsdp_kernels::Error> {
-    let mut master = zeros_in(category, layout.master_len())?;
-    master.copy_from_slice(&parameters[..layout.master_len()]);
-    Ok(master)
+    input.write_part(&device.stream, first, rounded.values().slice(all))
 }
 
 fn rounded(

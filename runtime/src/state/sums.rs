@@ -109,7 +109,7 @@ impl GradientSums {
         scaling: Scaling,
     ) -> Result<SumsUnderWay, Error> {
         let group = &context.all_reduce;
-        Ok(SumsUnderWay::AllReducing(match self {
+        Ok(SumsUnderWay::OverReplicas(match self {
             Self::Host(partial) => Located::Host(group.all_reduce_scaled(tag, partial, scaling)?),
             Self::Device(There { value: NotedSums { values, noted }, device }) => {
                 let pending = group.all_reduce_scaled_on_device(tag, values, scaling)?;
@@ -118,11 +118,40 @@ impl GradientSums {
         }))
     }
 
-    /// Adds other sums to these, or replaces these by them.
-    pub(crate) fn fold_in(&mut self, other: &Self, fold: Fold) -> Result<(), CudaError> {
+    /// Issues the reduce-scatter of these sums of a unit over the replicas. The elements of other
+    /// slices are old ones afterwards.
+    pub(crate) fn scatter_over_replicas(
+        self,
+        context: &Context,
+        tag: Tag,
+        unit: UnitId,
+        scaling: Scaling,
+    ) -> Result<SumsUnderWay, Error> {
+        let group = &context.all_reduce;
+        let cuts = context.cuts(unit);
+        Ok(SumsUnderWay::OverReplicas(match self {
+            Self::Host(partial) => {
+                Located::Host(group.reduce_scatter_scaled(tag, partial, cuts, scaling)?)
+            }
+            Self::Device(There { value: NotedSums { values, noted }, device }) => {
+                let pending =
+                    group.reduce_scatter_scaled_on_device(tag, values, cuts, scaling)?;
+                Located::Device(There { value: NotedPending { pending, noted }, device })
+            }
+        }))
+    }
+
+    /// Adds other sums to these, or replaces these by them: on the host the elements of a range, on
+    /// a device all.
+    pub(crate) fn fold_in(
+        &mut self,
+        other: &Self,
+        range: Range<usize>,
+        fold: Fold,
+    ) -> Result<(), CudaError> {
         match self {
             Self::Host(sums) => {
-                settle(sums, other.here(), Divisor::ONE, fold);
+                settle(&mut sums[range.clone()], &other.here()[range], Divisor::ONE, fold);
                 Ok(())
             }
             Self::Device(There { value, device }) => {
@@ -202,10 +231,10 @@ fn seen_on_host(values: &[f32], slice: Range<usize>) -> Seen {
 #[derive(Debug)]
 pub(crate) enum SumsUnderWay {
     Scattering(Located<Pending<Reduced>, Pending<DeviceReduced>>),
-    AllReducing(Located<Pending<Vec<f32>>, NotedPending>),
+    OverReplicas(Located<Pending<Vec<f32>>, NotedPending>),
 }
 
-/// An all-reduce on a device, and the notes of the sums.
+/// A reduction over the replicas on a device, and the notes of the sums.
 #[derive(Debug)]
 pub(crate) struct NotedPending {
     pending: Pending<DeviceBuffer>,
@@ -218,7 +247,7 @@ impl SumsUnderWay {
         match self {
             Self::Scattering(Located::Host(pending)) => pending.is_complete(),
             Self::Scattering(Located::Device(there)) => there.value.is_complete(),
-            Self::AllReducing(_) => false,
+            Self::OverReplicas(_) => false,
         }
     }
 
@@ -230,14 +259,14 @@ impl SumsUnderWay {
                 let Reduced { partial, non_finite } = pending.wait()?;
                 return Ok((Located::Host(partial), non_finite));
             }
-            Self::AllReducing(Located::Host(pending)) => {
+            Self::OverReplicas(Located::Host(pending)) => {
                 return Ok((Located::Host(pending.wait()?), None));
             }
             Self::Scattering(Located::Device(There { value, device })) => {
                 let DeviceReduced { partial: values, noted } = value.wait()?;
                 (NotedSums { values, noted }, device)
             }
-            Self::AllReducing(Located::Device(There { value, device })) => {
+            Self::OverReplicas(Located::Device(There { value, device })) => {
                 let NotedPending { pending, noted } = value;
                 (NotedSums { values: pending.wait()?, noted }, device)
             }

@@ -23,6 +23,7 @@ use crate::options::precision::CurrentScale;
 use crate::options::{Shutdown, StepOptions};
 use crate::state::buffers::ModelBuffers;
 use crate::state::context::Context;
+use crate::state::control;
 use crate::state::full::Full;
 use crate::state::gradients::UnitGradients;
 use crate::state::shard::Shard;
@@ -31,6 +32,7 @@ use crate::state::sums::{GradShards, GradientSums, SumsPool};
 use crate::step::gathers::UnitGathers;
 use crate::step::gradients::{Gradients, Verdict};
 use crate::step::reductions::{StepPlace, UnitReductions};
+use crate::step::slices::SlicesUnderWay;
 use crate::step::refusals::{self, AttemptState, MicrobatchId};
 use crate::step::statistics::StatisticsSums;
 use crate::step::step_state::{AgreedStep, StepState};
@@ -71,6 +73,8 @@ pub(crate) struct EngineState {
     pub(super) machine: StepMachine,
     pub(super) gathers: UnitGathers,
     pub(super) reductions: UnitReductions,
+    /// Gathers of slices, which outlast steps.
+    slices: SlicesUnderWay,
     pub(super) statistics: StatisticsSums,
     /// The source of the sums of a step. Gradients return the sums to it.
     pub(crate) kept: Arc<SumsPool>,
@@ -125,6 +129,7 @@ impl EngineState {
             machine: StepMachine::new(Arc::clone(&context.plan), context.rules()),
             gathers: UnitGathers::default(),
             reductions: UnitReductions::new(context),
+            slices: SlicesUnderWay::default(),
             statistics: StatisticsSums::default(),
             kept: Arc::default(),
             attempt: None,
@@ -257,11 +262,16 @@ impl EngineState {
                 Output::Accumulate(unit) => self.reductions.accumulate(context, at, unit)?,
                 Output::ReduceScatter { unit, from, into } => {
                     self.reductions.reduce_scatter(context, at, unit, from, into)?;
-                    self.note_scattered(context)?;
+                    self.note_complete(context)?;
                 }
-                Output::AllReduce(unit) => {
-                    self.reductions.all_reduce(context, at, unit)?;
-                    self.note_scattered(context)?;
+                Output::AllReduce(unit) | Output::ScatterSums(unit) => {
+                    self.reductions.reduce_over_replicas(context, at, unit)?;
+                    self.note_complete(context)?;
+                }
+                Output::GatherSlices(unit) => {
+                    let shards = self.own_shards.as_mut().unwrap_or(&mut self.shards);
+                    let shard = &mut shards[unit.index()];
+                    self.slices.issue(context, self.next_step, unit, shard)?;
                 }
                 Output::Fold(unit) => self.reductions.fold(context, at, unit)?,
                 Output::Await(operation) | Output::Follow(operation) => {
@@ -288,25 +298,73 @@ impl EngineState {
                 self.gathers.wait(context, at, place, unit, phase)?;
             }
             Operation::Statistics { .. } => self.statistics.wait(operation)?,
-            Operation::ReduceScatter(unit) | Operation::AllReduce(unit) => {
-                self.reductions.wait(context, unit)?;
+            Operation::ReduceScatter(unit)
+            | Operation::AllReduce(unit)
+            | Operation::ScatterSums(unit) => self.reductions.wait(context, unit)?,
+            Operation::GatherSlices(unit) => {
+                let shards = self.own_shards.as_mut().unwrap_or(&mut self.shards);
+                self.slices.wait(unit, &mut shards[unit.index()])?;
             }
         }
         self.machine.done(operation).expect("the machine waits for it");
         Ok(())
     }
 
-    /// Reports the reduce-scatter that the machine watches, if it is complete: an all-reduce may
-    /// follow it.
-    pub(super) fn note_scattered(&mut self, context: &Context) -> Result<(), Error> {
-        match self.machine.watching() {
-            Some(watched @ Operation::ReduceScatter(unit))
-                if self.reductions.is_scattered(unit) =>
-            {
-                let at = self.place();
-                self.wait(context, at, watched)
+    /// Reports the operation that the machine watches, if it is complete: a reduction over the
+    /// replicas may follow a reduce-scatter, and a gather that is issued ahead the slices of its
+    /// unit.
+    pub(super) fn note_complete(&mut self, context: &Context) -> Result<(), Error> {
+        let Some(watched) = self.machine.watching() else { return Ok(()) };
+        let is_complete = match watched {
+            Operation::ReduceScatter(unit) => self.reductions.is_scattered(unit),
+            Operation::GatherSlices(unit) => self.slices.is_complete(unit),
+            _ => false,
+        };
+        if !is_complete {
+            return Ok(());
+        }
+        let at = self.place();
+        self.wait(context, at, watched)
+    }
+
+    /// Waits until the shards are whole, outside of a step: for the slices of the last update.
+    ///
+    /// # Errors
+    /// Errors of the gathers, which are issued again later.
+    pub(super) fn await_slices(&mut self, context: &Context) -> Result<(), Error> {
+        if !context.plan.divides_state() {
+            return Ok(());
+        }
+        let operation = "gather of slices";
+        let asked = self.machine.await_slices();
+        asked.map_err(|refused| self.refused(context, operation, refused))?;
+        let driven = self.drive(context, operation);
+        driven.inspect_err(|_| self.machine.abort()).map(drop)
+    }
+
+    /// Has the slices of a unit that was updated gathered over the replicas, if these divide its
+    /// state. If the gather cannot be issued because another rank has ended the epoch, it is issued
+    /// later.
+    ///
+    /// # Errors
+    /// Errors that end the world.
+    pub(crate) fn share_updated(&mut self, context: &Context, unit: UnitId) -> Result<(), Error> {
+        if !context.plan.divides_state() {
+            return Ok(());
+        }
+        let operation = "optimizer step";
+        let issued = control::between_steps(&context.world, self.next_step, || {
+            let asked = self.machine.updated(unit);
+            asked.map_err(|refused| self.refused(context, operation, refused))?;
+            self.drive(context, operation)
+        });
+        match issued {
+            Err(error) if !error.is_fatal() => {
+                self.machine.abort();
+                tracing::debug!(unit = unit.index(), %error, "slices are gathered later");
+                Ok(())
             }
-            _ => Ok(()),
+            issued => issued.map(drop),
         }
     }
 
@@ -434,6 +492,7 @@ impl EngineState {
     /// Needs a unit, and returns it.
     pub(super) fn need(&mut self, context: &Context, unit: UnitId) -> Result<Full, Error> {
         let operation = "unshard";
+        self.note_complete(context)?;
         self.machine.need(unit).map_err(|refused| self.refused(context, operation, refused))?;
         let handed = self.drive(context, operation)?;
         Ok(handed.expect("the machine answers a need with the unit"))
@@ -514,7 +573,7 @@ impl EngineState {
             }
         }
         self.reductions.offer(unit, gradients);
-        self.note_scattered(context)?;
+        self.note_complete(context)?;
         self.drive(context, "reduce").map(drop)
     }
 

@@ -275,7 +275,7 @@ impl Engine {
         let mut state = self.enter(operation, token.attempt.step)?;
         state.check_at(&self.context, token, operation)?;
         state.attempt(&self.context, operation, |state| {
-            state.note_scattered(&self.context)?;
+            state.note_complete(&self.context)?;
             let ended = state.machine.end_microbatch();
             ended.map_err(|refused| state.refused(&self.context, operation, refused))?;
             state.drive(&self.context, operation).map(drop)
@@ -471,6 +471,17 @@ impl Engine {
         half_updated.map_or(Ok(()), |step| Err(self.end_half_updated(step)))
     }
 
+    /// Waits for the state, and until the shards are whole, outside of a step: replicas that divide
+    /// optimizer state may still gather the slices of the last update.
+    ///
+    /// # Errors
+    /// Errors of these gathers; [`Error::Misuse`] in a step.
+    pub(crate) fn whole_shards(&self) -> Result<StateGuard<'_, EngineState>, Error> {
+        let mut state = self.state();
+        state.await_slices(&self.context)?;
+        Ok(state)
+    }
+
     /// Waits for the state, if no step is under way, and the last update has ended. A step that was
     /// leaked is discarded: no caller can finish it.
     fn state_between_steps(
@@ -483,7 +494,9 @@ impl Engine {
         }
         let Some(attempt) = &state.attempt else {
             // A panic may have left the machine where a step opens.
-            state.machine.abort();
+            if !state.machine.is_between() {
+                state.machine.abort();
+            }
             return Ok(state);
         };
         let id = attempt.id;

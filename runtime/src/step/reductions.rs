@@ -193,8 +193,9 @@ impl UnitReductions {
         Ok(())
     }
 
-    /// Issues the all-reduce of a unit's sums: of those of the microbatch, if they are apart.
-    pub(crate) fn all_reduce(
+    /// Issues the all-reduce of a unit's sums, or their reduce-scatter over the replicas: of those
+    /// of the microbatch, if they are apart.
+    pub(crate) fn reduce_over_replicas(
         &mut self,
         context: &Context,
         at: StepPlace,
@@ -203,10 +204,18 @@ impl UnitReductions {
         let of_unit = &mut self.units[unit.index()];
         let summed = if of_unit.microbatch.is_some() { 1 } else { at.microbatches() };
         let (sums, _) = of_unit.reduced().take();
-        context.events.push(Event::AllReduce { unit, microbatch: at.microbatch });
-        let tag = context.tag(Some(unit), Stage::AllReduce, at.step, at.microbatch);
-        let pending = sums.all_reduce(context, tag, scaling_of_all_reduce(context, summed)?)?;
-        *of_unit.reduced() = UnitBuffer::UnderWay { pending, microbatch: at.microbatch };
+        let StepPlace { step, microbatch } = at;
+        let scaling = scaling_over_replicas(context, summed)?;
+        let pending = if context.plan.divides_state() {
+            context.events.push(Event::ScatterSums { unit, microbatch });
+            let tag = context.tag(Some(unit), Stage::ScatterSums, step, microbatch);
+            sums.scatter_over_replicas(context, tag, unit, scaling)?
+        } else {
+            context.events.push(Event::AllReduce { unit, microbatch });
+            let tag = context.tag(Some(unit), Stage::AllReduce, step, microbatch);
+            sums.all_reduce(context, tag, scaling)?
+        };
+        *of_unit.reduced() = UnitBuffer::UnderWay { pending, microbatch };
         Ok(())
     }
 
@@ -225,7 +234,8 @@ impl UnitReductions {
         let (partial, fold) = of_unit.partial.take();
         let site = context.site("reduction", at.step);
         let mut partial = partial.sized(site, unit, reduced.len())?;
-        partial.fold_in(&reduced, fold).map_err(|error| site.device(error))?;
+        let range = context.updated(unit);
+        partial.fold_in(&reduced, range, fold).map_err(|error| site.device(error))?;
         of_unit.partial = UnitBuffer::Held(partial);
         of_unit.spare = reduced;
         Ok(())
@@ -312,8 +322,9 @@ fn scaling_of_reduce_scatter(context: &Context, microbatches: usize) -> Result<S
     scaling(context, divide_plan(context, microbatches).reduce_scatter)
 }
 
-/// Returns how an all-reduce of sums of this many microbatches scales; without replicas, by 1.
-fn scaling_of_all_reduce(context: &Context, microbatches: usize) -> Result<Scaling, Error> {
+/// Returns how a reduction over the replicas of sums of this many microbatches scales; without
+/// replicas, by 1.
+fn scaling_over_replicas(context: &Context, microbatches: usize) -> Result<Scaling, Error> {
     let divides = divide_plan(context, microbatches).all_reduce;
     scaling(context, divides.unwrap_or(Divides::NONE))
 }

@@ -144,6 +144,13 @@ impl StepMachine {
         }
     }
 
+    /// Returns whether neither a step nor an evaluation is under way, and the last input is
+    /// answered.
+    #[must_use]
+    pub fn is_between(&self) -> bool {
+        matches!(self.state, MachineState::Between) && self.is_idle()
+    }
+
     /// Returns whether the last input is answered, so that another one may follow.
     #[must_use]
     pub fn is_idle(&self) -> bool {
@@ -390,7 +397,13 @@ impl StepMachine {
                 Goal::WholeShards => self.orders.slices.wait_for_any(&self.orders.rules),
                 _ => None,
             },
-            MachineState::Opening(opening) => Some(opening.next()),
+            MachineState::Opening(opening) => {
+                let Self { orders, .. } = self;
+                let whole = opening.compares_replicas().then(|| {
+                    orders.slices.wait_for_any(&orders.rules)
+                });
+                whole.flatten().or_else(|| Some(opening.next()))
+            }
             MachineState::Step(step) => step.next(self.goal, &mut self.orders),
             MachineState::Evaluation(evaluation) => evaluation.next(self.goal, &mut self.orders),
         }

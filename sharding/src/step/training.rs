@@ -30,6 +30,11 @@ impl StepOpening {
         Self { begin, headers: Headers::default(), stage: OpeningStage::Headers }
     }
 
+    /// Returns whether the next exchange compares shards of replicas, which are whole then.
+    pub(super) fn compares_replicas(&self) -> bool {
+        self.stage == OpeningStage::Replicas
+    }
+
     /// Returns the next exchange.
     pub(super) fn next(&self) -> Output {
         Output::Exchange(match self.stage {

@@ -84,6 +84,8 @@ fn updates_are_those_of_the_twin() {
         for part in &PARTS {
             let update = DeviceUpdate {
                 parameters: &mut on_device.0,
+                first: 0,
+                gradient_first: 0,
                 rounded: copy.as_mut(),
                 gradient: &from,
                 divisor: DIVISOR,
@@ -124,7 +126,14 @@ fn parts_that_do_not_fit_are_refused() {
     let [parameters, gradient, direction, momentum] = &mut buffers;
     for (shard, state, place) in [(9, 0, 0), (0, 9, 0), (0, 0, usize::MAX)] {
         let part = PartOfMatrix { len: 8, shard, state, direction: place };
-        let update = DeviceUpdate { parameters, rounded: None, gradient, divisor: 1.0 };
+        let update = DeviceUpdate {
+            parameters,
+            first: 0,
+            rounded: None,
+            gradient,
+            gradient_first: 0,
+            divisor: 1.0,
+        };
         let refused = stream.muon(update, &part, &step, direction, momentum);
         let said = format!("{part:?} does not lie in a buffer of 16 elements");
         assert_eq!(refused.expect_err("it does not fit").to_string(), format!("muon: {said}"));

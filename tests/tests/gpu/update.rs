@@ -169,6 +169,8 @@ fn compare(
     let mut state = (up(&host.first), up(&host.second));
     let update = DeviceUpdate {
         parameters: &mut parameters,
+        first: 0,
+        gradient_first: 0,
         rounded: rounded.as_mut(),
         gradient: &gradient,
         divisor,
@@ -207,7 +209,14 @@ fn pieces_that_do_not_fit_are_refused() {
         clip: 1.0,
     };
     for (range, number) in [(60..70, 1), (6..8, 1), (8..16, 0)] {
-        let update = DeviceUpdate { parameters, rounded: None, gradient, divisor: 1.0 };
+        let update = DeviceUpdate {
+            parameters,
+            first: 0,
+            rounded: None,
+            gradient,
+            gradient_first: 0,
+            divisor: 1.0,
+        };
         let piece = PieceOfStep { range: range.clone(), state: 0, step: number };
         let refused = stream.adamw(update, &[piece], &step, first, second);
         let said = format!(
@@ -219,7 +228,14 @@ fn pieces_that_do_not_fit_are_refused() {
     for (states, number, from) in [([60, 0], 0, 0), ([6, 24], 0, 0), ([8, 12], 1, 16)] {
         let piece = |range, state| PieceOfStep { range, state, step: 1 };
         let pieces = [piece(0..8, states[0]), piece(8..16, states[1])];
-        let update = DeviceUpdate { parameters, rounded: None, gradient, divisor: 1.0 };
+        let update = DeviceUpdate {
+            parameters,
+            first: 0,
+            rounded: None,
+            gradient,
+            gradient_first: 0,
+            divisor: 1.0,
+        };
         let refused = stream.adamw(update, &pieces, &step, first, second);
         let range = &pieces[number].range;
         let state = states[number];
