@@ -4,9 +4,10 @@
 //! depend on its number and on the contributions alone, never on the thread that runs it or the
 //! time: so results do not depend on timing.
 //!
-//! In reading order: `vectors` (the collectives on vectors), `unit_gather` and `unit_reduce` (the
-//! calls on whole units).
+//! In reading order: `vectors` (the collectives on vectors), `parts` (gathers in place),
+//! `unit_gather` and `unit_reduce` (the calls on whole units).
 
+mod parts;
 mod unit_gather;
 mod unit_reduce;
 mod vectors;
@@ -23,6 +24,7 @@ use bytemuck::Pod;
 use hsdp_kernels::{DisjointBuffer, DisjointVec, GradientValues, ValuesMut};
 use hsdp_sharding::{Piece, Rank, UnitLayout};
 
+pub(crate) use self::parts::{PartsContribution, digest, one_cut};
 pub(crate) use self::unit_gather::{SharedGatherContribution, UnitGatherContribution};
 pub(crate) use self::unit_reduce::UnitReduceContribution;
 pub use self::unit_reduce::{Accumulator, Contribution, NonFiniteAt, Reduced};

@@ -43,6 +43,9 @@ enum Variant<'a> {
     Shared {
         shards: usize,
     },
+    /// Starts of the members' parts, and the end of the last one. Each element has one place on all
+    /// members.
+    Cut(&'a [usize]),
     /// Of a permutation: the members that get from this one and give to it, as far as it knows.
     Permuted {
         to: Option<usize>,
@@ -90,6 +93,12 @@ impl<'a> Pattern<'a> {
     /// The same, where the first `shards` members give, and only the first member gets.
     pub(crate) fn shared(self, shards: usize) -> Self {
         Self { variant: Variant::Shared { shards }, ..self }
+    }
+
+    /// Returns the same for buffers in which each member owns a part. `cuts` has the starts of the
+    /// parts, and the end of the last one.
+    pub(crate) fn cut(self, cuts: &'a [usize]) -> Self {
+        Self { variant: Variant::Cut(cuts), ..self }
     }
 
     /// The same, where this member gives to member `to` and gets from member `from`.
@@ -171,6 +180,8 @@ impl<'a> Pattern<'a> {
             (_, Variant::Dealt { send, receive }) => {
                 Stretch { source: nth(send, to), target: nth(receive, from) }
             }
+            (Op::AllGather, Variant::Cut(cuts)) => Stretch::in_place(nth(cuts, from)),
+            (Op::ReduceScatter, Variant::Cut(cuts)) => Stretch::in_place(nth(cuts, to)),
             (Op::AllGather, Variant::Shared { shards }) if to > 0 || from >= shards => {
                 Stretch::default()
             }

@@ -153,6 +153,32 @@ impl Group {
         self.issue(call, Vectors::new(Source::nothing(), Some(values)))
     }
 
+    /// Sums f32 elements over the members, each its own part: member `i` gets in the elements
+    /// `cuts[i]..cuts[i + 1]` the bits that [`all_reduce_scaled`](Self::all_reduce_scaled) would
+    /// leave there. The other elements are undefined afterwards.
+    ///
+    /// `values`: `[n]`, f32; output `[n]`, in the same buffer. `cuts`: `[size + 1]`, ascending from
+    /// 0 to `n`, the same on all members. If members cut their values in different places, all get
+    /// [`WorldError::Mismatch`](crate::WorldError) by [`Pending::wait`].
+    ///
+    /// # Errors
+    /// [`CallError::Refused`](crate::CallError) if the cuts do not ascend from 0 to `n`, or are not
+    /// one more than the members.
+    pub fn reduce_scatter_scaled(
+        &self,
+        tag: Tag,
+        cuts: Arc<[usize]>,
+        values: Vec<f32>,
+        scaling: Scaling,
+    ) -> Result<Pending<Vec<f32>>, Error> {
+        let op = Op::ReduceScatter;
+        let count = self.check_cuts(op, &cuts)?;
+        self.check_len(op, "the input", values.len(), count)?;
+        let scaling = self.effective(scaling);
+        let call = scaled_sum(op, tag, count, scaling);
+        self.issue(call, Vectors::cut(values, cuts))
+    }
+
     /// The scaling of contributions in this group: among several members as the caller says, alone
     /// by one division.
     pub(crate) fn effective(&self, scaling: Scaling) -> Scaling {

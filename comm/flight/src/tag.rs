@@ -136,6 +136,10 @@ names! {
         Update = "update",
         /// Summing the statistics of a batch over all ranks.
         Statistics = "statistics",
+        /// Summing partials over the replicate group, each rank its own slice.
+        ScatterSums = "scatter_sums",
+        /// Gathering updated slices over the replicate group.
+        GatherSlices = "gather_slices",
     }
 }
 

@@ -1,5 +1,7 @@
 //! Calls that are refused.
 
+use std::time::Duration;
+
 use hsdp_sharding::Rank;
 
 use super::numbers;
@@ -75,6 +77,18 @@ pub enum CallError {
         bytes: usize,
         /// The purpose of the memory.
         what: String,
+    },
+    /// A thread still uses a buffer that was lent to an operation which has failed.
+    #[error("{op} on rank {rank}, step {step}: its buffer is still in use after {waited:?}")]
+    StillLent {
+        /// The operation.
+        op: Op,
+        /// The rank that has lent the buffer.
+        rank: Rank,
+        /// The step that the rank was in.
+        step: u64,
+        /// The time for which the rank has waited.
+        waited: Duration,
     },
     /// A [`Fault`](crate::Fault) of a test replaced the operation. Nothing was issued.
     #[error("{op} on rank {rank}, step {step}: {what}")]

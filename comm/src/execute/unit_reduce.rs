@@ -19,6 +19,7 @@ use super::{
     Work, block_elements, pieces_in, take,
 };
 use crate::bytes::{values, values_mut};
+use crate::pattern::Pattern;
 use crate::sync::Mutex;
 use crate::{Error, Scaling};
 
@@ -118,14 +119,15 @@ impl Contribute for UnitReduceContribution {
     }
 
     fn keep(&mut self, at: At<'_>) -> Result<(), Error> {
-        self.packed = packed(at, |own, pre| self.pack_shard(pre, at.slot, own));
+        let pattern = at.pattern();
+        self.packed = packed(at, &pattern, |own, pre| self.pack_shard(pre, at.slot, own));
         self.gradients.clear();
         Ok(())
     }
 
     fn unpack(self, at: At<'_>, received: &Received<'_>) -> AfterRound<Self> {
         let Self { layout, gradients: _, mut partial, fold, packed } = self;
-        let shards = contributions(at, &packed, received);
+        let shards = contributions(at, &at.pattern(), &packed, received);
         let scaling = summed(at);
         let mut first = None;
         for (piece, place) in places(&layout, at.slot) {
@@ -380,8 +382,12 @@ struct Gradient {
 }
 
 /// Makes the contribution of this member to its own part, in the dtype of the wire.
-pub(super) fn packed(at: At<'_>, fill: impl FnOnce(ValuesMut<'_>, Divisor)) -> Vec<u64> {
-    let bytes = at.pattern().bytes_from(0, at.slot);
+pub(super) fn packed(
+    at: At<'_>,
+    pattern: &Pattern<'_>,
+    fill: impl FnOnce(ValuesMut<'_>, Divisor),
+) -> Vec<u64> {
+    let bytes = pattern.bytes_from(0, at.slot);
     let scaling = at.scaling();
     let mut packed = vec![0_u64; bytes.div_ceil(8)];
     let own = &mut bytemuck::cast_slice_mut(&mut packed)[..bytes];
@@ -393,10 +399,11 @@ pub(super) fn packed(at: At<'_>, fill: impl FnOnce(ValuesMut<'_>, Divisor)) -> V
 /// of this member, packed.
 pub(super) fn contributions<'a>(
     at: At<'_>,
+    pattern: &Pattern<'_>,
     own: &'a [u64],
     received: &'a Received<'_>,
 ) -> Vec<Values<'a>> {
-    let bytes = at.pattern().bytes_from(0, at.slot);
+    let bytes = pattern.bytes_from(0, at.slot);
     let dtype = summed(at).wire.dtype();
     let own = &bytemuck::cast_slice(own)[..bytes];
     let of = |slot| if slot == at.slot { own } else { received.bytes(slot) };

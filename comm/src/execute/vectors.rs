@@ -4,12 +4,14 @@
 use std::mem;
 use std::ops::ControlFlow::Break;
 use std::ops::Range;
+use std::sync::Arc;
 
 use hsdp_kernels::{
     DisjointVec, Element, Fold, ReduceOp, Values, average_elements, copy_past_caches, pack,
     reduce_elements, sum_contributions,
 };
 
+use super::parts::{digest, one_cut};
 use super::unit_reduce::{contributions, packed, summed};
 use super::{
     AfterRound, At, BLOCK_BYTES, Contribute, Cuts, MemberSays, Meter, Outputs, PAST_CACHES,
@@ -76,6 +78,9 @@ pub(crate) enum VectorRoute {
     Plain,
     /// The elements to each member and from each lie side by side: where they begin, and the end.
     Dealt { send: Vec<usize>, receive: Vec<usize> },
+    /// Members have vectors of one length, and each combines its own part in place. These are the
+    /// starts of the parts, and the end of the last one.
+    Cut(Arc<[usize]>),
     /// The vector is handed over to one member; the giver to this one, once that is known.
     Handed { to: Option<usize>, giver: Option<usize> },
 }
@@ -95,6 +100,11 @@ impl<T: Element> Vectors<T> {
     pub(crate) fn handed(values: Vec<T>, to: Option<usize>) -> Self {
         let route = VectorRoute::Handed { to, giver: None };
         Self { route, ..Self::new(Source::Given(values), None) }
+    }
+
+    /// Makes a contribution in which each member combines its own part in place.
+    pub(crate) fn cut(values: Vec<T>, cuts: Arc<[usize]>) -> Self {
+        Self { route: VectorRoute::Cut(cuts), ..Self::new(Source::nothing(), Some(values)) }
     }
 
     /// Returns the member to which this one hands its vector.
@@ -171,13 +181,18 @@ impl<T: Element> Contribute for Vectors<T> {
         match &self.route {
             VectorRoute::Plain => plain,
             VectorRoute::Dealt { send, receive } => plain.dealt(send, receive),
+            VectorRoute::Cut(cuts) => plain.cut(cuts),
             VectorRoute::Handed { to, giver } => plain.permuted(*to, *giver),
         }
     }
 
-    /// The member to which it hands its vector, from 1; 0 where there is none.
+    /// The member to which it hands its vector, from 1; 0 where there is none. Or the digest of the
+    /// cuts.
     fn note(&self) -> u64 {
-        self.destination().map_or(0, |to| to as u64 + 1)
+        match &self.route {
+            VectorRoute::Cut(cuts) => digest(cuts),
+            _ => self.destination().map_or(0, |to| to as u64 + 1),
+        }
     }
 
     fn introduce(all: &mut [Self]) -> Result<(), String> {
@@ -190,6 +205,12 @@ impl<T: Element> Contribute for Vectors<T> {
                 };
                 let sends = |from, to| nth(of(from).0, to).len();
                 check_pairs(all.len(), sends, |to, from| nth(of(to).1, from).len())?;
+            }
+            VectorRoute::Cut(_) => {
+                one_cut(all.len(), |slot| match &all[slot].route {
+                    VectorRoute::Cut(cuts) => &**cuts,
+                    _ => unreachable!("all members call one function"),
+                })?;
             }
             VectorRoute::Handed { .. } => {
                 let destinations: PerMember<_> = all.iter().map(Self::destination).collect();
@@ -207,7 +228,9 @@ impl<T: Element> Contribute for Vectors<T> {
     /// Writes elements as they are, but for the first round of a scaled sum, in which they are
     /// divided and rounded to the wire.
     fn pack(&self, at: At<'_>, _to: usize, range: Range<usize>, body: &mut [u8]) {
-        let given = if at.actual.op == Op::AllReduce { self.target.as_deref() } else { None };
+        let is_in_place =
+            at.actual.op == Op::AllReduce || matches!(self.route, VectorRoute::Cut(_));
+        let given = if is_in_place { self.target.as_deref() } else { None };
         let elements = &given.unwrap_or_else(|| self.source.elements())[range];
         match at.actual.scaling {
             Some(Scaling { wire, pre, .. }) if at.round == 0 => {
@@ -240,6 +263,7 @@ impl<T: Element> Contribute for Vectors<T> {
                 let splits = (0..members).map(of).collect::<Result<Vec<_>, _>>()?;
                 check_pairs(members, |from, to| splits[from].0[to], |to, from| splits[to].1[from])?;
             }
+            VectorRoute::Cut(_) => one_cut(members, |slot| said(slot).note)?,
             VectorRoute::Handed { .. } => {
                 let destination = |slot| {
                     let to = usize::try_from(said(slot).note.checked_sub(1)?);
@@ -259,10 +283,12 @@ impl<T: Element> Contribute for Vectors<T> {
         let mut target = self.target.take();
         match (&mut target, at.actual.scaling) {
             (Some(target), Some(_)) if at.round == 0 => {
-                let own = &mut target[at.pattern().takes(0, at.slot)];
+                let pattern = self.pattern(at.pattern());
+                let own = &mut target[pattern.takes(0, at.slot)];
                 let own: &mut [f32] = bytemuck::cast_slice_mut(own);
-                let packed = packed(at, |target, pre| pack(target, Values::F32(own), pre));
-                let parts = contributions(at, &packed, received);
+                let packed =
+                    packed(at, &pattern, |target, pre| pack(target, Values::F32(own), pre));
+                let parts = contributions(at, &pattern, &packed, received);
                 sum_contributions(own, &parts, summed(at), Fold::Replace);
             }
             (Some(target), _) => {
@@ -453,6 +479,9 @@ enum Blocks<T> {
     CombineApart(How, Cuts),
     /// The combination of all members' elements replaces those of targets.
     CombineInPlace(How, Cuts),
+    /// The combination of a range of all members' elements replaces those of one target. Each has
+    /// the slot of that target.
+    CombineParts(How, Vec<(usize, Range<usize>)>),
 }
 
 /// Elements that are combined at a time, in a short block and in a long one: the result stays in a
@@ -471,6 +500,15 @@ impl<T: Element> Exchanging<T> {
             (None, reduction) => reduction.map(How::By),
         };
         let blocks = match (at.actual.op, how) {
+            (Op::ReduceScatter, Some(how)) if matches!(all[0].route, VectorRoute::Cut(_)) => {
+                let target_len = |it: &Vectors<T>| it.target.as_ref().map_or(0, Vec::len);
+                one_length(all.iter().map(target_len))?;
+                let part = |slot: usize| (slot, all[slot].pattern(at.pattern()).gives(0, slot));
+                let blocks = (0..all.len()).map(part).flat_map(|(owner, part)| {
+                    blocks_of(part, most).map(move |range| (owner, range))
+                });
+                Blocks::CombineParts(how, blocks.collect())
+            }
             (Op::ReduceScatter, Some(how)) => {
                 let target_len = |it: &Vectors<T>| it.target.as_ref().map_or(0, Vec::len);
                 let part = one_length(all.iter().map(target_len))?;
@@ -524,16 +562,22 @@ impl<T: Element> Exchanging<T> {
 
     /// Combines a range. Only these blocks need so large a frame on the stack.
     #[inline(never)]
-    fn combine_block(&self, how: How, range: Range<usize>) {
+    fn combine_block(&self, how: How, takers: Range<usize>, range: Range<usize>) {
         match range.len() <= SHORT {
-            true => self.combine_in_place(how, &mut [T::zeroed(); SHORT], range),
-            false => self.combine_in_place(how, &mut [T::zeroed(); LONG], range),
+            true => self.combine_in_place(how, &mut [T::zeroed(); SHORT], takers, range),
+            false => self.combine_in_place(how, &mut [T::zeroed(); LONG], takers, range),
         }
     }
 
-    /// Combines a range by means of a buffer for results, as many elements at a time as it has. No
-    /// element is written before it was read.
-    fn combine_in_place(&self, how: How, results: &mut [T], range: Range<usize>) {
+    /// Combines a range by means of a buffer for results, as many elements at a time as it has, and
+    /// writes the result to the targets of `takers`. No element is written before it was read.
+    fn combine_in_place(
+        &self,
+        how: How,
+        results: &mut [T],
+        takers: Range<usize>,
+        range: Range<usize>,
+    ) {
         let slices = self.targets.iter().map(|target| {
             // SAFETY: CO-2, blocks do not overlap, each is run once, and targets are different
             // vectors.
@@ -550,7 +594,7 @@ impl<T: Element> Exchanging<T> {
             let elements: PerMember<&[T]> = elements.collect();
             combine(how, result, &elements);
             drop(elements);
-            let targets = targets.iter_mut().flatten();
+            let targets = targets[takers.clone()].iter_mut().flatten();
             targets.for_each(|target| target[step.clone()].copy_from_slice(result));
         }
     }
@@ -598,6 +642,7 @@ impl<T: Element> Work for Exchanging<T> {
             Blocks::Copy { moves, .. } => moves.len(),
             Blocks::CombineApart(_, cuts) => self.targets.len() * cuts.each(),
             Blocks::CombineInPlace(_, cuts) => cuts.each(),
+            Blocks::CombineParts(_, parts) => parts.len(),
         }
     }
 
@@ -608,6 +653,9 @@ impl<T: Element> Work for Exchanging<T> {
             }
             Blocks::CombineApart(_, cuts) | Blocks::CombineInPlace(_, cuts) => {
                 cuts.len * self.sources.len()
+            }
+            Blocks::CombineParts(_, parts) => {
+                parts.iter().map(|(_, range)| range.len()).sum::<usize>() * self.sources.len()
             }
         };
         elements * size_of::<T>()
@@ -634,7 +682,13 @@ impl<T: Element> Work for Exchanging<T> {
                 let sources: PerMember<&[T]> = sources.map(|it| &it[part.clone()]).collect();
                 combine(*how, target, &sources);
             }
-            Blocks::CombineInPlace(how, cuts) => self.combine_block(*how, cuts.block(block).1),
+            Blocks::CombineInPlace(how, cuts) => {
+                self.combine_block(*how, 0..self.targets.len(), cuts.block(block).1);
+            }
+            Blocks::CombineParts(how, parts) => {
+                let (owner, range) = parts[block].clone();
+                self.combine_block(*how, owner..owner + 1, range);
+            }
         }
     }
 

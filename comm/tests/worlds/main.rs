@@ -11,5 +11,6 @@ mod faults;
 mod flight;
 mod ledger;
 mod mismatch;
+mod parts;
 mod pending;
 mod units;

@@ -1,0 +1,81 @@
+//! Buffers that are lent to an operation and come back, whatever becomes of it.
+//!
+//! The operation owns the buffer, so no thread can write it behind the back of the caller. Where
+//! the operation lets go of it, on whichever thread, it returns to the caller's [`Lease`].
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::engine::{Alarm, WaitClock, from_now};
+use crate::sync::{Condvar, Mutex};
+
+/// The place to which a buffer returns.
+struct Home<B> {
+    returned: Mutex<Option<B>>,
+    changed: Condvar,
+}
+
+/// A buffer that an operation owns. It returns to its [`Lease`] when this is dropped.
+pub(crate) struct Leased<B> {
+    /// `Some` until this is dropped.
+    buffer: Option<B>,
+    home: Arc<Home<B>>,
+}
+
+/// The caller's claim to a buffer that it has lent.
+pub(crate) struct Lease<B>(Arc<Home<B>>);
+
+/// Lends a buffer.
+pub(crate) fn lend<B>(buffer: B) -> (Leased<B>, Lease<B>) {
+    let home = Arc::new(Home { returned: Mutex::new(None), changed: Condvar::new() });
+    (Leased { buffer: Some(buffer), home: Arc::clone(&home) }, Lease(home))
+}
+
+impl<B> Lease<B> {
+    /// Takes the buffer, if it has returned.
+    pub(crate) fn take(&self) -> Option<B> {
+        self.0.returned.lock().take()
+    }
+
+    /// Waits until the buffer returns, for `deadline` at the most, and takes it.
+    pub(crate) fn wait(&self, deadline: Duration) -> Option<B> {
+        let mut clock = WaitClock::until(deadline);
+        let mut returned = self.0.returned.lock();
+        while returned.is_none() {
+            let Alarm::None(rest) = clock.alarm() else { break };
+            self.0.changed.wait_until(&mut returned, from_now(rest));
+        }
+        returned.take()
+    }
+}
+
+impl<B> Leased<B> {
+    /// Takes the buffer for good: it does not return to the lease.
+    pub(crate) fn keep(mut self) -> B {
+        self.buffer.take().expect("there until it is dropped")
+    }
+}
+
+impl<B> Deref for Leased<B> {
+    type Target = B;
+
+    fn deref(&self) -> &B {
+        self.buffer.as_ref().expect("there until it is dropped")
+    }
+}
+
+impl<B> DerefMut for Leased<B> {
+    fn deref_mut(&mut self) -> &mut B {
+        self.buffer.as_mut().expect("there until it is dropped")
+    }
+}
+
+impl<B> Drop for Leased<B> {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            *self.home.returned.lock() = Some(buffer);
+            self.home.changed.notify_all();
+        }
+    }
+}
