@@ -60,8 +60,8 @@
 //! even split), `spec` (the model's description), `error`, `mesh`, `check` (of a description),
 //! `layout` (places and pieces; its modules `place` and `search` implement the granularities of
 //! rows and blocks), `plan` (with the modules `schedule`, `traffic`, `memory`, `options`, `owners`,
-//! `state`, `update` and `fingerprint`), [`step`] (the order of a step), `parse` (values from
-//! text).
+//! `slices`, `updaters`, `state`, `update` and `fingerprint`), [`step`] (the order of a step),
+//! `parse` (values from text).
 
 #![forbid(unsafe_code)]
 

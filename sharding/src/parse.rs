@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use crate::{Accumulation, DType, Error, FullCopies, Mesh, Offload};
+use crate::{Accumulation, DType, Error, FullCopies, Mesh, Offload, StateOver};
 
 impl FromStr for Mesh {
     type Err = Error;
@@ -49,6 +49,15 @@ impl FromStr for FullCopies {
     }
 }
 
+impl FromStr for StateOver {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let found = Self::ALL.into_iter().find(|state| state.name() == text);
+        found.ok_or_else(|| unparsable("division of optimizer state", text, "shards or world"))
+    }
+}
+
 impl FromStr for Offload {
     type Err = Error;
 
@@ -73,6 +82,9 @@ mod tests {
         }
         for copies in FullCopies::ALL {
             assert_eq!(copies.to_string().parse::<FullCopies>(), Ok(copies));
+        }
+        for state in StateOver::ALL {
+            assert_eq!(state.to_string().parse::<StateOver>(), Ok(state));
         }
         let error = "never".parse::<Accumulation>().unwrap_err().to_string();
         let expected =

@@ -9,9 +9,10 @@ mod slices;
 mod state;
 mod traffic;
 mod update;
+mod updaters;
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 pub use self::memory::MemoryPlan;
 pub use self::options::{Accumulation, FullCopies, Offload, PlanOptions, StateOver};
@@ -19,8 +20,8 @@ pub use self::owners::{Owners, Part, WholeMatrix, Wholes};
 pub use self::schedule::Gather;
 use self::schedule::Schedule;
 pub use self::traffic::{Flow, Traffic};
-use self::update::UpdateFlows;
 pub use self::update::UpdatePlan;
+use self::update::Updates;
 use crate::check::MAX_ELEMENTS;
 use crate::{
     BufferId, ByteCount, DType, Error, Mesh, ModelSpec, Phase, Piece, Rank, UnitId, UnitLayout,
@@ -49,7 +50,9 @@ pub struct Plan {
     layouts: Vec<Arc<UnitLayout>>,
     schedule: Schedule,
     fingerprint: u64,
-    updates: Arc<UpdateFlows>,
+    /// Computed when it is first needed: a plan whose replicas divide state has numbers for each
+    /// rank.
+    updates: Arc<OnceLock<Updates>>,
 }
 
 impl Plan {
@@ -78,8 +81,7 @@ impl Plan {
         let fingerprint = fingerprint::of(&spec, mesh, &options, &layouts);
         let schedule = Schedule::of(&spec, spec.unit_ids().collect());
         let updates = Arc::default();
-        let plan = Self { spec, mesh, options, layouts, schedule, fingerprint, updates };
-        Ok(Self { updates: Arc::new(UpdateFlows::of(&plan)), ..plan })
+        Ok(Self { spec, mesh, options, layouts, schedule, fingerprint, updates })
     }
 
     /// The same plan for a forward that uses the units in another order: only the schedule changes,
@@ -196,10 +198,10 @@ impl Plan {
         traffic::of(self, rank, microbatches)
     }
 
-    /// The peak memory of each category in a step, in bytes, of a model in host memory. `optimizer`
-    /// and `update` are those of the rank with the most. All others are the same on every rank,
-    /// except that with [`FullCopies::PerProcess`] rank 0 alone holds `full`. [`MemoryPlan`] has
-    /// the formulas.
+    /// The peak memory of each category in a step, in bytes, of a model in host memory. `shard`,
+    /// `optimizer` and `update` are each of the rank with the most. All others are the same on
+    /// every rank, except that with [`FullCopies::PerProcess`] rank 0 alone holds `full`.
+    /// [`MemoryPlan`] has the formulas.
     ///
     /// # Panics
     /// If a count exceeds `u64::MAX`.
@@ -209,8 +211,9 @@ impl Plan {
     }
 
     /// The peak device memory of each category in a step, in bytes, of a model that lies on a
-    /// device. Units are padded there. The buffers in which collectives put data on the wire are
-    /// not included.
+    /// device. Units are padded there. The categories are of the same ranks as in
+    /// [`memory`](Self::memory). The buffers in which collectives put data on the wire are not
+    /// included.
     ///
     /// # Panics
     /// If a count exceeds `u64::MAX`.
@@ -241,8 +244,8 @@ impl Plan {
     }
 
     /// The host memory of each category, in bytes, of a model that lies on a device: the offloaded
-    /// parts, those for the update of one unit at a time, and the model's buffers. With
-    /// [`Offload::None`] all categories are 0 but `update` and `buffers`.
+    /// parts, those for the update of one unit at a time, and the model's buffers. Each category is
+    /// of the rank with the most. With [`Offload::None`] all are 0 but `update` and `buffers`.
     ///
     /// # Panics
     /// If a count exceeds `u64::MAX`.
@@ -251,15 +254,43 @@ impl Plan {
         memory::offloaded(self, offload)
     }
 
+    /// The bytes of the f32 masters of `rank`, of a model in host memory. In units that compute in
+    /// f32 these are whole shards, which gathers read. In units that compute in 16 bits they are
+    /// the elements that the rank [updates](Self::updated), and the frozen elements that have an
+    /// f32 master. The maximum over all ranks is [`MemoryPlan::shard`].
+    ///
+    /// A model on a device has the same masters there with [`Offload::None`] and
+    /// [`Offload::Optimizer`]. With [`Offload::All`] they are
+    /// [`masters_offloaded`](Self::masters_offloaded).
+    ///
+    /// # Panics
+    /// If the rank is not in the mesh.
+    #[must_use]
+    pub fn masters(&self, rank: Rank) -> ByteCount {
+        memory::masters(self, rank)
+    }
+
+    /// The bytes of the f32 masters that `rank` keeps in host memory for a model on a device with
+    /// [`Offload::All`]. No gather reads them, so in all units they are the elements that the rank
+    /// [updates](Self::updated), and the frozen elements. The maximum over all ranks is the `shard`
+    /// of [`memory_offloaded`](Self::memory_offloaded).
+    ///
+    /// # Panics
+    /// If the rank is not in the mesh.
+    #[must_use]
+    pub fn masters_offloaded(&self, rank: Rank) -> ByteCount {
+        memory::masters_offloaded(self, rank)
+    }
+
     /// The bytes of optimizer state that `rank` keeps: [`State`](crate::State) has the formulas,
-    /// and each average has an f32 for each trainable element of the shard, with its padding. The
-    /// maximum over all ranks is [`MemoryPlan::optimizer`].
+    /// and each average has an f32 for each element that the rank [updates](Self::updated), with
+    /// its padding. The maximum over all ranks is [`MemoryPlan::optimizer`].
     ///
     /// # Panics
     /// If the rank is not in the mesh.
     #[must_use]
     pub fn optimizer_state(&self, rank: Rank) -> ByteCount {
-        ByteCount(state::by_shard(self).at(self.mesh.coordinate(rank).shard_index))
+        self.updates().state(self.updater(rank))
     }
 
     /// The collectives of `rank` in an update: the exchange of parameters that owners update, with
@@ -270,7 +301,11 @@ impl Plan {
     /// If the rank is not in the mesh.
     #[must_use]
     pub fn update(&self, rank: Rank) -> UpdatePlan {
-        self.updates.at(self.mesh.coordinate(rank).shard_index, self.mesh.shard_size())
+        self.updates().of_rank(self, rank)
+    }
+
+    fn updates(&self) -> &Updates {
+        self.updates.get_or_init(|| Updates::of(self))
     }
 
     /// The pieces of all parameters that a rank holds, without padding, in the order of units and
@@ -344,6 +379,17 @@ impl Plan {
         }
     }
 
+    /// Returns the index of a rank among the [updaters](Self::updaters): its number if replicas
+    /// [divide](Self::divides_state) state, and otherwise its index in the shard group.
+    ///
+    /// # Panics
+    /// If the rank is not in the mesh.
+    #[must_use]
+    pub fn updater(&self, rank: Rank) -> usize {
+        let shard_index = self.mesh.coordinate(rank).shard_index;
+        if self.divides_state() { rank.index() } else { shard_index }
+    }
+
     /// Returns the pieces that a rank writes to a checkpoint: those in its [slices](Self::slice),
     /// and its part of the frozen parameters, which replicas divide evenly. All ranks together
     /// write every element once.
@@ -379,9 +425,10 @@ impl Plan {
     /// | `Muon`; `Factored` with fewer than two dims | 4 · len |
     /// | each average, of any state | 4 · len |
     ///
-    /// The first replica alone writes the state that belongs to no piece: `Owned(n)` 4 · n by the
-    /// owner, and `Factored` with two dims or more 4 · count · (rows + columns) by the rank that
-    /// holds the parameter's first element.
+    /// State that belongs to no piece is written once: `Factored` with two dims or more
+    /// 4 · count · (rows + columns) by the rank whose slice has the parameter's first element, and
+    /// `Owned(n)` 4 · n by the owner, in the first replica unless replicas
+    /// [divide](Self::divides_state) state.
     ///
     /// # Panics
     /// If the rank is not in the mesh, or a count exceeds `u64::MAX`.

@@ -1,20 +1,26 @@
 //! Peak memory of a step, by category.
 
-use super::{Accumulation, FullCopies, Gather, Offload, Plan, state};
-use crate::{AfterForward, ByteCount, DType, ElemCount, Phase, UnitId, UnitLayout};
+use std::ops::Range;
 
-/// The peak memory of one rank in each category during a step, in bytes. `optimizer` and `update`
-/// are the maximum over all ranks; the others are the same on every rank.
+use super::update::Updates;
+use super::updaters::alike;
+use super::{Accumulation, FullCopies, Gather, Offload, Plan};
+use crate::{AfterForward, ByteCount, DType, ElemCount, Phase, Rank, UnitId, UnitLayout};
+
+/// The peak memory of one rank in each category during a step, in bytes. `shard`, `optimizer` and
+/// `update` are the maximum over all ranks; the others are the same on every rank.
 ///
 /// In these formulas `shard_len` is the number of elements of a unit's shard, and n the number of
-/// trainable ones among them. `numel` is the number of elements of a unit's parameters without
-/// padding, and `size` the bytes of an element in the unit's [compute dtype](Plan::compute_dtype).
-/// `master_len` is n in units whose frozen parameters are [stored](crate::Param::stored_in) in the
-/// compute dtype, and `shard_len` in all others:
+/// trainable ones among them, and `updated` that of the elements that a rank
+/// [updates](Plan::updated): n, unless replicas [divide](Plan::divides_state) state. `numel` is the
+/// number of elements of a unit's parameters without padding, and `size` the bytes of an element in
+/// the unit's [compute dtype](Plan::compute_dtype). `master_len` is n in units whose frozen
+/// parameters are [stored](crate::Param::stored_in) in the compute dtype, and `shard_len` in all
+/// others:
 ///
 /// | category | bytes |
 /// |---|---|
-/// | `shard` | 4 · Σ master_len |
+/// | `shard` | max over ranks of [`Plan::masters`], 4 · Σ m: m is master_len in units that compute in f32, where gathers read the masters, and updated + master_len - n in units that compute in 16 bits |
 /// | `gather_input` | Σ size · shard_len over the units that compute in 16 bits |
 /// | `optimizer` | max over ranks of [`Plan::optimizer_state`], which depends on the [states](crate::State) of parameters |
 /// | `update` | max over ranks of [`UpdatePlan::extra`](crate::UpdatePlan), 0 without parameters that owners update, or whose state is factored |
@@ -43,8 +49,11 @@ use crate::{AfterForward, ByteCount, DType, ElemCount, Phase, UnitId, UnitLayout
 ///
 /// | offload | less on the device | more on the device | on the host |
 /// |---|---|---|---|
-/// | `Optimizer` | all of `optimizer` and of `update` | | `optimizer`, `update`; `shard` 4 · max shard_len, `partial` 4 · max n |
-/// | `All` | all of `optimizer`, of `update` and of `shard` | `gather_input` 4 · Σ shard_len over the units that compute in f32, which gathers read | `optimizer`, `update`, `shard`; `partial` 4 · max n, and for each of bf16 and f16 `gather_input` 2 · max shard_len over the units that compute in it |
+/// | `Optimizer` | all of `optimizer` and of `update` | | `optimizer`, `update`; `shard` 4 · max copied, `partial` 4 · max updated |
+/// | `All` | all of `optimizer`, of `update` and of `shard` | `gather_input` 4 · Σ shard_len over the units that compute in f32, which gathers read | `optimizer`, `update`; `shard` max over ranks of [`Plan::masters_offloaded`], 4 · Σ (updated + master_len - n) over all units; `partial` 4 · max updated, and for each of bf16 and f16 `gather_input` 2 · max copied over the units that compute in it |
+///
+/// The maxima are over units and ranks. `copied` is `updated` if replicas divide state, and
+/// otherwise `shard_len`.
 ///
 /// The reason for the formula of `full`: a rank that needs the i-th of [`Plan::gathers`] issues it
 /// and the next `prefetch`, and a gather takes memory from its issue on. Memory grows with issues
@@ -61,7 +70,8 @@ use crate::{AfterForward, ByteCount, DType, ElemCount, Phase, UnitId, UnitLayout
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct MemoryPlan {
     /// f32 master copies of the shards, except frozen parameters that are
-    /// [stored](crate::Param::stored_in) in the compute dtype.
+    /// [stored](crate::Param::stored_in) in the compute dtype; in units that compute in 16 bits only
+    /// of the elements that the rank updates and of frozen ones, on the rank with the most.
     pub shard: ByteCount,
     /// The shards in the compute dtype, which gathers read; 0 where gathers read the master copies.
     pub gather_input: ByteCount,
@@ -122,12 +132,12 @@ pub(super) fn of(plan: &Plan) -> MemoryPlan {
 
 /// Returns the state of the optimizer, on the rank with the most.
 fn optimizer(plan: &Plan) -> ByteCount {
-    ByteCount(state::by_shard(plan).most())
+    plan.updates().most_state()
 }
 
 /// Returns the memory of an update in host memory, on the rank with the most.
 fn update(plan: &Plan) -> ByteCount {
-    plan.updates.most(|update| update.extra)
+    plan.updates().most(Updates::extra)
 }
 
 /// Returns the bytes of both copies of the buffers and of their averages, which lie on the host.
@@ -135,9 +145,35 @@ fn buffers(plan: &Plan) -> ByteCount {
     plan.spec().buffer_numel().bytes(DType::F32) * (2 + plan.spec().averages() as u64)
 }
 
-/// Returns the bytes of the master copies of a rank's shards.
-fn masters(plan: &Plan) -> ByteCount {
-    sum(plan, |layout| ElemCount::of(layout.master_len())).bytes(DType::F32)
+/// Returns the bytes of a rank's masters of a model that is not offloaded.
+pub(super) fn masters(plan: &Plan, rank: Rank) -> ByteCount {
+    masters_with(plan, plan.updates().rounded(plan.updater(rank)))
+}
+
+/// Returns the bytes of masters of a rank that updates `rounded` elements of units that compute in
+/// 16 bits.
+fn masters_with(plan: &Plan, rounded: ElemCount) -> ByteCount {
+    let others = |unit| match plan.compute_dtype(unit) {
+        DType::F32 => ElemCount::of(plan.layout(unit).master_len()),
+        _ => frozen_masters(plan.layout(unit)),
+    };
+    let others: ElemCount = plan.spec().unit_ids().map(others).sum();
+    (rounded + others).bytes(DType::F32)
+}
+
+/// Returns the bytes of a rank's masters that are offloaded.
+pub(super) fn masters_offloaded(plan: &Plan, rank: Rank) -> ByteCount {
+    offloaded_with(plan, plan.updates().elements(plan.updater(rank)))
+}
+
+/// Returns the bytes of offloaded masters of a rank that updates this number of elements.
+fn offloaded_with(plan: &Plan, updated: ElemCount) -> ByteCount {
+    (updated + sum(plan, frozen_masters)).bytes(DType::F32)
+}
+
+/// Returns the number of frozen elements of a shard that have an f32 master.
+fn frozen_masters(layout: &UnitLayout) -> ElemCount {
+    ElemCount::of(layout.master_len() - layout.trainable().shard_len)
 }
 
 /// Returns the bytes of a gathered unit, whose parameters have a buffer each.
@@ -160,7 +196,7 @@ pub(super) fn on_device(plan: &Plan, offload: Offload) -> MemoryPlan {
     let flat = flat(plan);
     match offload {
         Offload::None => {
-            let update = plan.updates.most(|update| update.extra_with_device[1]);
+            let update = plan.updates().most(|it, updater| it.extra_with_device(updater)[1]);
             MemoryPlan { optimizer: optimizer(plan), update, ..flat }
         }
         Offload::Optimizer => flat,
@@ -173,26 +209,29 @@ pub(super) fn on_device(plan: &Plan, offload: Offload) -> MemoryPlan {
 
 /// The memory on the host of a model on a device.
 pub(super) fn offloaded(plan: &Plan, offload: Offload) -> MemoryPlan {
-    let updated = || plan.reductions().iter().map(|unit| &**plan.layout(*unit));
+    let trained = || plan.reductions().iter().copied();
     let through = || MemoryPlan {
         optimizer: optimizer(plan),
         update: update(plan),
-        partial: most(updated(), trainable_shard).bytes(DType::F32),
+        partial: most(trained(), |unit| most_updated(plan, unit)).bytes(DType::F32),
         buffers: buffers(plan),
         ..MemoryPlan::default()
     };
     match offload {
         Offload::None => {
-            let update = plan.updates.most(|update| update.extra_with_device[0]);
+            let update = plan.updates().most(|it, updater| it.extra_with_device(updater)[0]);
             MemoryPlan { update, buffers: buffers(plan), ..MemoryPlan::default() }
         }
         Offload::Optimizer => {
-            MemoryPlan { shard: most(updated(), shard_len).bytes(DType::F32), ..through() }
+            let shard = most(trained(), |unit| most_copied(plan, unit)).bytes(DType::F32);
+            MemoryPlan { shard, ..through() }
         }
         Offload::All => {
+            let [elements, _] = plan.updates().most_elements();
+            let shard = offloaded_with(plan, elements);
             let gather_input =
                 OFFLOADED_COPIES.into_iter().map(|dtype| offloaded_copy(plan, dtype)).sum();
-            MemoryPlan { shard: masters(plan), gather_input, ..through() }
+            MemoryPlan { shard, gather_input, ..through() }
         }
     }
 }
@@ -200,18 +239,31 @@ pub(super) fn offloaded(plan: &Plan, offload: Offload) -> MemoryPlan {
 /// Dtypes of the rounded copies that the host makes of offloaded masters.
 const OFFLOADED_COPIES: [DType; 2] = [DType::BF16, DType::F16];
 
-/// Returns the bytes of the rounded copy on the host of the largest shard that computes in `dtype`.
+/// Returns the bytes of the rounded copy on the host of the largest part of a shard that computes
+/// in `dtype`.
 fn offloaded_copy(plan: &Plan, dtype: DType) -> ByteCount {
     let units = plan.spec().unit_ids().filter(|unit| plan.compute_dtype(*unit) == dtype);
-    most(units.map(|unit| &**plan.layout(unit)), shard_len).bytes(dtype)
+    most(units, |unit| most_copied(plan, unit)).bytes(dtype)
 }
 
-/// The largest number of elements that one of the units has.
-fn most<'a>(
-    units: impl Iterator<Item = &'a UnitLayout>,
-    elements: fn(&UnitLayout) -> ElemCount,
-) -> ElemCount {
-    units.map(elements).max().unwrap_or(ElemCount::ZERO)
+/// Returns the number of elements of a unit's shard that are copied between host and device in an
+/// update, on the rank with the most.
+fn most_copied(plan: &Plan, unit: UnitId) -> ElemCount {
+    match plan.divides_state() {
+        true => most_updated(plan, unit),
+        false => shard_len(plan.layout(unit)),
+    }
+}
+
+/// Returns the number of elements of a unit that a rank updates, on the rank with the most.
+fn most_updated(plan: &Plan, unit: UnitId) -> ElemCount {
+    let updated = |run: Range<usize>| plan.updated(unit, Rank::new(run.start)).len();
+    most(alike(plan, unit).into_iter(), |run| ElemCount::of(updated(run)))
+}
+
+/// Returns the largest of some numbers of elements.
+fn most<T>(all: impl Iterator<Item = T>, elements: impl Fn(T) -> ElemCount) -> ElemCount {
+    all.map(elements).max().unwrap_or(ElemCount::ZERO)
 }
 
 /// Returns the memory of a step of a model whose units lie flat, with their padding, as on a
@@ -235,10 +287,11 @@ fn of_step(plan: &Plan, full: &dyn Fn(UnitId) -> ByteCount, unsharded: ElemCount
         Accumulation::Local => unsharded,
         Accumulation::ReduceScatter | Accumulation::Every => ElemCount::ZERO,
     };
+    let [_, rounded_elements] = plan.updates().most_elements();
     let rounded = |unit: &UnitId| plan.compute_dtype(*unit) != DType::F32;
     let rounded = plan.spec().unit_ids().filter(rounded);
     MemoryPlan {
-        shard: masters(plan),
+        shard: masters_with(plan, rounded_elements),
         gather_input: rounded.map(|unit| compute_shard(plan, unit)).sum(),
         full: peak_full(plan, full),
         grad_full: f32_bytes(grad_full),

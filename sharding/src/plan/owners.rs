@@ -63,7 +63,7 @@ impl WholeMatrix {
     }
 }
 
-/// The part of a matrix that a rank's shard holds.
+/// The part of a matrix among the elements that a rank [updates](Plan::updated).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Part {
     /// The matrix: its index in [`Owners::matrices`].
@@ -106,8 +106,8 @@ pub struct Owners {
 
 impl Owners {
     /// Deals out the matrices of the selected trainable parameters over the
-    /// [updaters](Plan::updaters) of a plan. It is a pure function of its arguments, and the same in
-    /// every shard group.
+    /// [updaters](Plan::updaters) of a plan. It is a pure function of its arguments, and the same on
+    /// every rank.
     ///
     /// # Errors
     /// [`Error::NoMatrices`] for the first selected trainable parameter that has no matrices, with
@@ -133,8 +133,7 @@ impl Owners {
         &self.matrices
     }
 
-    /// Returns the owner of a matrix: its index among the [updaters](Plan::updaters), which is its
-    /// rank, or its index in the shard group.
+    /// Returns the owner of a matrix, by its index among the [updaters](Plan::updater).
     ///
     /// # Panics
     /// If there is no such matrix.
@@ -209,10 +208,10 @@ fn of_param(
 
 /// The owner of each matrix. As many ranks as there are matrices are enough: of ranks without a
 /// matrix the lowest gets the next.
-fn dealt(matrices: &[WholeMatrix], shards: usize) -> Vec<usize> {
+fn dealt(matrices: &[WholeMatrix], updaters: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..matrices.len()).collect();
     order.sort_by_key(|&matrix| Reverse(matrices[matrix].cost()));
-    let ranks = 0..shards.min(matrices.len());
+    let ranks = 0..updaters.min(matrices.len());
     let mut least: BinaryHeap<_> = ranks.map(|rank| Reverse((0u128, rank))).collect();
     let mut owners = vec![0; matrices.len()];
     for matrix in order {

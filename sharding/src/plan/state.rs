@@ -1,10 +1,9 @@
 //! The optimizer state that a rank keeps and writes, the sums of an update with factored state, and
 //! the pieces of parameters that a rank holds and saves.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::{Flow, Owners, Plan, Wholes};
+use super::{Flow, Owners, Plan, WholeMatrix, Wholes};
 use crate::{
     ALIGNMENT, BufferId, ByteCount, Coordinate, DType, ElemCount, Param, ParamId, Piece, Rank,
     Role, State, UnitId, balanced,
@@ -17,25 +16,21 @@ pub(super) fn trainable(plan: &Plan) -> impl Iterator<Item = (ParamId, &Param)> 
     plan.spec().params().filter(|(_, param)| param.role == Role::Trainable)
 }
 
-/// The bytes of optimizer state by shard index.
-pub(super) fn by_shard(plan: &Plan) -> ByShard {
-    let of_pieces = trainable(plan).flat_map(|(id, param)| {
-        let layout = plan.layout(id.unit);
-        let range = layout.params()[id.index].range();
-        let pieces = cut(range, layout.trainable().shard_len);
-        pieces.map(|(shards, len)| (shards, of_piece(param, len)))
-    });
-    let of_all = trainable(plan)
-        .map(|(_, param)| (0..plan.mesh().shard_size(), F32 * rows_and_columns(param) as u64));
-    let of_averages = plan.layouts().iter().map(|layout| {
-        let trainable = layout.trainable().shard_len * plan.spec().averages();
-        (0..plan.mesh().shard_size(), F32 * trainable as u64)
-    });
-    let owners = owners(plan);
-    let of_owners = owners
-        .owned()
-        .map(|(owner, whole)| (owner..owner + 1, F32 * owned(&plan.spec()[whole.param])));
-    ByShard::sums(of_pieces.chain(of_all).chain(of_averages).chain(of_owners))
+/// Returns the bytes of optimizer state that a rank keeps for the elements of a unit that it
+/// updates, and for their averages.
+pub(super) fn of_unit(plan: &Plan, unit: UnitId, rank: Rank) -> u64 {
+    let params = &plan.spec()[unit].params;
+    let pieces = plan.updated_pieces(unit, rank);
+    let of_pieces: u64 = pieces.map(|piece| of_piece(&params[piece.param], piece.len)).sum();
+    of_pieces + F32 * (plan.spec().averages() * plan.updated(unit, rank).len()) as u64
+}
+
+/// Returns the bytes of optimizer state that belong to no element, each with the updaters that keep
+/// them.
+pub(super) fn of_parameters(plan: &Plan) -> impl Iterator<Item = (Range<usize>, u64)> {
+    let factors = trainable(plan).map(|(_, param)| F32 * rows_and_columns(param) as u64);
+    let of_owner = |(owner, words)| (owner..owner + 1, F32 * words);
+    factors.map(|bytes| (0..plan.updaters(), bytes)).chain(owned_words(plan).map(of_owner))
 }
 
 /// The bytes of state that a rank keeps for a piece of this many elements.
@@ -67,41 +62,37 @@ fn rows_and_columns(param: &Param) -> usize {
     }
 }
 
-/// The f32 that the owner of the parameter keeps.
-fn owned(param: &Param) -> u64 {
-    match param.state {
-        State::Owned(words) => words as u64,
-        _ => 0,
-    }
-}
-
-/// The owners of the parameters with an owned state.
-fn owners(plan: &Plan) -> Owners {
-    let is_owned = |id: ParamId| matches!(plan.spec()[id].state, State::Owned(_));
-    Owners::of(plan, Wholes::Parameters, is_owned).expect("every parameter is one of the wholes")
+/// Returns the f32 of each parameter with an owned state, after the updater that keeps them.
+fn owned_words(plan: &Plan) -> impl Iterator<Item = (usize, u64)> {
+    let words = |id: ParamId| match plan.spec()[id].state {
+        State::Owned(words) => Some(words as u64),
+        _ => None,
+    };
+    let owners = Owners::of(plan, Wholes::Parameters, |id| words(id).is_some());
+    let owners = owners.expect("every parameter is one of the wholes");
+    let of_whole = |(owner, whole): (usize, &WholeMatrix)| Some((owner, words(whole.param)?));
+    owners.owned().filter_map(of_whole).collect::<Vec<_>>().into_iter()
 }
 
 /// The bytes of a copy of the parameters, of the optimizer state and of the buffers that a rank
 /// writes.
 pub(super) fn snapshot(plan: &Plan, rank: Rank) -> ByteCount {
-    let mesh = plan.mesh();
-    let Coordinate { replicate_index, shard_index } = mesh.coordinate(rank);
     let averages = plan.spec().averages() as u64;
     let written = |part: SavedPart| {
         let SavedPart { unit, piece, within } = part;
-        copied(
-            &plan.spec()[unit].params[piece.param],
-            averages,
-            within.param_start - piece.param_start,
-            within.len,
-        )
+        let param = &plan.spec()[unit].params[piece.param];
+        let of_piece = copied(param, averages, within.param_start - piece.param_start, within.len);
+        match (param.role, within.param_start) {
+            (Role::Trainable, 0) => of_piece + F32 * rows_and_columns(param) as u64,
+            _ => of_piece,
+        }
     };
     let of_pieces: u64 = parts_saved_by(plan, rank).map(written).sum();
-    let of_pieces = ByteCount(of_pieces) + of_buffers(plan, rank);
-    match replicate_index {
-        0 => of_pieces + ByteCount(of_first_replica(plan, shard_index)),
-        _ => of_pieces,
-    }
+    // Replicas whose updates are the same have owners with the same state. The first one writes it,
+    // and the numbers of its ranks are their indices among the updaters.
+    let own = owned_words(plan).filter(|(owner, _)| *owner == rank.index());
+    let of_owner: u64 = own.map(|(_, words)| F32 * words).sum();
+    ByteCount(of_pieces + of_owner) + of_buffers(plan, rank)
 }
 
 /// Returns the bytes of the buffers that a rank writes, and of their averages.
@@ -134,21 +125,6 @@ fn copied(param: &Param, averages: u64, start: usize, len: usize) -> u64 {
     }
 }
 
-/// The bytes of the states that belong to no piece: those of owned parameters, and the rows and
-/// columns of the parameters whose first element lies in the shard.
-fn of_first_replica(plan: &Plan, shard_index: usize) -> u64 {
-    let begins = |unit: UnitId| {
-        let params = &plan.spec()[unit].params;
-        let pieces = plan.layout(unit).pieces(shard_index).filter(|piece| piece.param_start == 0);
-        pieces.map(|piece| &params[piece.param]).filter(|param| param.role == Role::Trainable)
-    };
-    let factors: usize = plan.spec().unit_ids().flat_map(begins).map(rows_and_columns).sum();
-    let owners = owners(plan);
-    let own = owners.owned().filter(|(owner, _)| *owner == shard_index);
-    let words: u64 = own.map(|(_, whole)| owned(&plan.spec()[whole.param])).sum();
-    F32 * (factors as u64 + words)
-}
-
 /// The values of the two all-reduces, in f64. Each has a value for each parameter; the first also
 /// has one for each row and each column.
 #[derive(Clone, Copy, Debug, Default)]
@@ -177,15 +153,16 @@ impl FactoredSums {
         ElemCount::of(self.rows_and_columns).bytes(DType::F32)
     }
 
-    /// The all-reduces of the rank at `shard_index`, one of `shards`.
-    pub(super) fn flow(self, shard_index: usize, shards: usize) -> Flow {
-        if self.parameters == 0 || shards == 1 {
+    /// Returns the all-reduces of a rank, over the world.
+    pub(super) fn flow(self, plan: &Plan, rank: Rank) -> Flow {
+        let ranks = plan.mesh().world_size();
+        if self.parameters == 0 || ranks == 1 {
             return Flow::NONE;
         }
         let values = [self.parameters + self.rows_and_columns, self.parameters];
         let received = values.map(|len| {
-            let own = balanced(len, shards, shard_index).len();
-            ElemCount::of(own) * (shards as u64 - 1) + ElemCount::of(len - own)
+            let own = balanced(len, ranks, rank.index()).len();
+            ElemCount::of(own) * (ranks as u64 - 1) + ElemCount::of(len - own)
         });
         Flow { calls: 2, bytes: received.into_iter().sum::<ElemCount>().bytes(DType::F64) }
     }
@@ -239,67 +216,4 @@ pub(super) fn clipped(piece: Piece, part: &Range<usize>) -> Option<Piece> {
         len: end - start,
         ..piece
     })
-}
-
-/// A number for each shard index. It is stored where it changes, so its size does not depend on the
-/// number of shards.
-#[derive(Clone, Debug, Default)]
-pub(super) struct ByShard {
-    /// The shard index from which on a number holds, ascending. Before the first the number is 0.
-    runs: Vec<(usize, u64)>,
-}
-
-impl ByShard {
-    /// Returns the sums of amounts by shard index. An amount counts for every shard index in its
-    /// range. No sum may exceed `u64::MAX`.
-    pub(super) fn sums(amounts: impl Iterator<Item = (Range<usize>, u64)>) -> Self {
-        let mut changes = BTreeMap::<usize, u64>::new();
-        for (shards, amount) in amounts.filter(|(shards, amount)| !shards.is_empty() && *amount > 0)
-        {
-            let start = changes.entry(shards.start).or_default();
-            *start = start.wrapping_add(amount);
-            let end = changes.entry(shards.end).or_default();
-            *end = end.wrapping_sub(amount);
-        }
-        let mut sum = 0u64;
-        let runs = changes.into_iter().map(|(shard_index, change)| {
-            sum = sum.wrapping_add(change);
-            (shard_index, sum)
-        });
-        Self { runs: runs.collect() }
-    }
-
-    /// The number of a shard index.
-    pub(super) fn at(&self, shard_index: usize) -> u64 {
-        match self.runs.partition_point(|(start, _)| *start <= shard_index) {
-            0 => 0,
-            behind => self.runs[behind - 1].1,
-        }
-    }
-
-    /// The shard indices from which on the number may be another.
-    pub(super) fn starts(&self) -> impl Iterator<Item = usize> {
-        self.runs.iter().map(|(start, _)| *start)
-    }
-
-    /// The largest number of all.
-    pub(super) fn most(&self) -> u64 {
-        self.runs.iter().map(|(_, number)| *number).max().unwrap_or(0)
-    }
-}
-
-/// The pieces into which shards of `shard_len` elements cut the range of a parameter in its region:
-/// shard indices, and the number of elements that each of these shards has. There are a first
-/// piece, whole shards, and a last piece, as far as they exist.
-pub(super) fn cut(
-    range: Range<usize>,
-    shard_len: usize,
-) -> impl Iterator<Item = (Range<usize>, usize)> {
-    let first = range.start / shard_len;
-    let last = (range.end - 1) / shard_len;
-    let end = range.end.min((first + 1) * shard_len);
-    let head = (first..first + 1, end - range.start);
-    let whole = (first + 1..last, shard_len);
-    let tail = (last.max(first + 1)..last + 1, range.end - last * shard_len);
-    [head, whole, tail].into_iter().filter(|(shards, _)| !shards.is_empty())
 }

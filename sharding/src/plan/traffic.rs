@@ -92,9 +92,9 @@ impl Sum for Flow {
 /// [Statistics](crate::Statistics) of e elements are summed over all W = R · S ranks, in the forward
 /// and in the backward of each microbatch: (W - 1) · e_i · 8 + (e - e_i) · 8 bytes a call.
 ///
-/// Once a step, ranks exchange the matrices that owners update, by all-to-alls over the shard axis,
-/// and add up the sums of factored state, by all-reduces over it: [`UpdatePlan`](crate::UpdatePlan)
-/// has the formulas.
+/// Once a step, ranks exchange the matrices that owners update, by all-to-alls among the
+/// [updaters](Plan::updaters), and add up the sums of factored state, by all-reduces over the
+/// world: [`UpdatePlan`](crate::UpdatePlan) has the formulas.
 ///
 /// Collectives over an axis of size 1 count no calls and no bytes. The same holds for a step
 /// without microbatches.
@@ -112,7 +112,7 @@ pub struct Traffic {
     pub gather_slices: Flow,
     /// All-reduces of [statistics](crate::Unit::statistics), over the world.
     pub statistics: Flow,
-    /// All-to-alls and all-reduces of an update, over the shard axis.
+    /// All-to-alls and all-reduces of an update, over the shard axis or over the world.
     pub update: Flow,
 }
 
@@ -178,12 +178,11 @@ pub(super) fn of(plan: &Plan, rank: Rank, microbatches: u64) -> Traffic {
     let all_gathers: Flow = plan.gathers().iter().map(|entry| gather(entry.unit)).sum();
     let reduce_scatters: Flow =
         plan.reductions().iter().map(|&unit| reduce_scatter(plan, unit)).sum();
-    let reductions = || plan.reductions().iter().copied();
     let (all_reduces, scatters, slices) = if plan.divides_state() {
-        let scatters = reductions().map(|unit| scatter_sums(plan, unit, rank)).sum();
-        (Flow::NONE, scatters, reductions().map(|unit| gather_slices(plan, unit, rank)).sum())
+        (Flow::NONE, scatter_sums(plan, rank), gather_slices(plan, rank))
     } else {
-        let all_reduces = reductions().map(|unit| all_reduce(plan, unit, rank)).sum();
+        let reductions = plan.reductions().iter();
+        let all_reduces = reductions.map(|&unit| all_reduce(plan, unit, rank)).sum();
         (all_reduces, Flow::NONE, Flow::NONE)
     };
 
@@ -232,15 +231,27 @@ fn all_reduce(plan: &Plan, unit: UnitId, rank: Rank) -> Flow {
     }
 }
 
-fn scatter_sums(plan: &Plan, unit: UnitId, rank: Rank) -> Flow {
-    let slice = ElemCount::of(plan.slice(unit, rank).len());
-    from_peers(plan, Axis::Replicate, slice.bytes(plan.options().reduce_dtype))
+/// Returns the reduce-scatters of the sums of all units, if replicas divide state.
+fn scatter_sums(plan: &Plan, rank: Rank) -> Flow {
+    let slices = plan.updates().elements(plan.updater(rank));
+    let peers = plan.mesh().replicate_size() as u64 - 1;
+    let bytes = slices.bytes(plan.options().reduce_dtype) * peers;
+    Flow { calls: plan.reductions().len() as u64, bytes }
 }
 
-fn gather_slices(plan: &Plan, unit: UnitId, rank: Rank) -> Flow {
-    let all = plan.layout(unit).trainable().shard_len;
-    let others = ElemCount::of(all - plan.slice(unit, rank).len());
-    Flow::call(others.bytes(plan.compute_dtype(unit)))
+/// Returns the gathers of the slices of all units, if replicas divide state.
+fn gather_slices(plan: &Plan, rank: Rank) -> Flow {
+    let updates = plan.updates();
+    let slices = updates.elements(plan.updater(rank));
+    let rounded = updates.rounded(plan.updater(rank));
+    let all = |&unit: &UnitId| {
+        let trainable = ElemCount::of(plan.layout(unit).trainable().shard_len);
+        trainable.bytes(plan.compute_dtype(unit))
+    };
+    let all: ByteCount = plan.reductions().iter().map(all).sum();
+    // Both dtypes of 16 bits have the same size.
+    let own = rounded.bytes(DType::BF16) + (slices - rounded).bytes(DType::F32);
+    Flow { calls: plan.reductions().len() as u64, bytes: all - own }
 }
 
 /// Returns the flow of the statistics of a microbatch.

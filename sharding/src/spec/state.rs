@@ -6,8 +6,9 @@ use std::fmt;
 /// copies and the exchange of an update. No optimizer reads it. Only blocks of 8-bit state have
 /// another effect: the [slices](crate::Plan::slice) of replicas do not cut them.
 ///
-/// A piece is the part of the parameter in a rank's shard. Buffers of pieces are padded to a
-/// multiple of [`ALIGNMENT`](crate::ALIGNMENT) elements.
+/// A piece is the part of the parameter that a rank [updates](crate::Plan::updated): all of it that
+/// is in the rank's shard, or in its slice if replicas divide state. Buffers of pieces are padded to
+/// a multiple of [`ALIGNMENT`](crate::ALIGNMENT) elements.
 ///
 /// | state | bytes on a rank |
 /// |---|---|
@@ -42,16 +43,17 @@ pub enum State {
     },
     /// Adafactor (Shazeer and Stern, [arXiv 1804.04235](https://arxiv.org/abs/1804.04235)): an f32
     /// for each row and one for each column of the last two dims, for each index of the dims
-    /// before. Every rank of the shard group keeps all of them, whichever part of the parameter it
-    /// holds. A parameter of fewer than two dims has an f32 for each element. In an update the
-    /// shard group adds up partial sums over rows and columns ([`UpdatePlan`](crate::UpdatePlan)).
+    /// before. Every rank keeps all of them, whichever part of the parameter it holds. A parameter
+    /// of fewer than two dims has an f32 for each element. In an update all ranks add up partial
+    /// sums over rows and columns of their slices ([`UpdatePlan`](crate::UpdatePlan)).
     Factored,
     /// Muon: an f32 for each element. Each of the parameter's [matrices](crate::Param::as_matrices)
-    /// goes to one rank of the shard group, its owner ([`Owners`](crate::Owners)), which computes
-    /// the update of the whole matrix and sends it back.
+    /// goes to one of the ranks that divide the update among them, its owner
+    /// ([`Owners`](crate::Owners)), which computes the update of the whole matrix and sends it back.
     Muon,
-    /// The values and the gradient of the whole parameter go to one rank of the shard group, its
-    /// owner, which keeps this number of f32 for the whole parameter, and sends new values back.
+    /// The values and the gradient of the whole parameter go to one of the ranks that divide the
+    /// update among them, its owner, which keeps this number of f32 for the whole parameter, and
+    /// sends new values back.
     /// All of these numbers of a model add up to at most 2^48.
     Owned(usize),
 }
