@@ -17,5 +17,6 @@ pub(crate) mod lock;
 pub(crate) mod model_device;
 pub(crate) mod shard;
 pub(crate) mod sighting;
+pub(crate) mod slices;
 pub(crate) mod store;
 pub(crate) mod sums;

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use hsdp_checkpoint::{Error as StoreError, Lease, OptimizerHead, RESERVED, STATE, Store};
-use hsdp_sharding::{Param, ParamId, Role};
+use hsdp_sharding::{Param, ParamId, Role, UnitId};
 use parking_lot::Mutex;
 
 use super::differences::LoadWanted;

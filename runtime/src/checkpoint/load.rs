@@ -11,13 +11,14 @@ use super::together::{Failed, JointOperation, OpenedLines, Undone};
 use super::{differences, frozen, options};
 use crate::agree::comparison::Updated;
 use crate::error::Error;
-use crate::model::ShardedModel;
+use crate::model::{ShardedModel, export};
 use crate::options::precision::LossScaling;
 use crate::persist::checkpointed::Checkpointed;
 use crate::persist::problem::{Problem, ProblemKind};
 use crate::persist::saved::{FittingParts, SavedOptions, SavedState, Unmatched, Whose};
 use crate::state::context::{Context, ErrorSite};
-use crate::state::shard::Shard;
+use crate::state::control;
+use crate::state::shard::{HostShard, Shard};
 
 /// The value for "no step" where ranks exchange a step.
 const NONE: u64 = u64::MAX;
@@ -323,8 +324,8 @@ fn compare_lacking(
             params.any(|(id, _)| id.unit == unit && fitting.lacks(id))
         };
         let units = context.plan.spec().unit_ids().zip(&shards);
-        let whole = units.map(|(unit, shard)| match lacking(unit) {
-            true => shard.with_all_masters(site, || export::whole_masters(site, unit, shard)),
+        let whole = units.map(|(unit, shard)| match lacking(unit) && !shard.has_all_masters() {
+            true => Ok(HostShard::of_masters(export::whole_masters(site, unit, shard)?)),
             false => shard.on_host(site),
         });
         whole.collect::<Result<Vec<_>, _>>()

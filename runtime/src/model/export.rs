@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use hsdp_comm::{Stage, Tag};
+use hsdp_comm::{PendingParts, Stage, Tag};
 use hsdp_kernels::{HostBuffer, Values};
 use hsdp_sharding::{DType, UnitId};
 
@@ -50,10 +50,11 @@ pub(super) fn gather_slices(
     unit: UnitId,
     shard: Vec<f32>,
 ) -> Result<Vec<f32>, Error> {
-    let gathered = context.export_slices.gather_parts(tag, shard.into(), context.cuts(unit))?;
-    match gathered.wait()? {
-        HostBuffer::F32(shard) => Ok(shard),
-        _ => unreachable!("the buffer that was lent comes back"),
+    let gathered = context.export_slices.gather_parts(tag, context.cuts(unit), shard.into());
+    match gathered.and_then(PendingParts::wait) {
+        Ok(HostBuffer::F32(shard)) => Ok(shard),
+        Ok(_) => unreachable!("the buffer that was lent comes back"),
+        Err(failed) => Err(failed.error.clone().into()),
     }
 }
 

@@ -22,10 +22,11 @@ use crate::persist::checkpointed::{Spread, StateTensor};
 
 /// Adafactor (Shazeer and Stern, arXiv 1804.04235), as PyTorch computes it.
 ///
-/// Each rank of a shard group keeps an f32 for each row and each column of the last two dims of a
-/// parameter, and for parameters of fewer dims an f32 for each element of its shard. An update has
-/// two all-reduces over the shard group: of the sums of squares by row and by column, and of the
-/// squares of the update. Each adds up f64. The model is updated on the host.
+/// Each rank keeps an f32 for each row and each column of the last two dims of a parameter, and for
+/// parameters of fewer dims an f32 for each element that it updates. An update has two all-reduces
+/// over the world: of the sums of squares by row and by column, and of the squares of the update.
+/// Each adds up f64 of all ranks' slices, so the bits do not depend on the ranks that update the
+/// elements. The model is updated on the host.
 pub type Adafactor = Grouped<AdafactorOptions>;
 
 /// The parameters of Adafactor. The defaults are those of PyTorch.
@@ -226,14 +227,14 @@ struct AdafactorBlock<'a> {
     gradient: &'a [f32],
 }
 
-/// Reads all elements that an optimizer updates on this rank, block by block.
+/// Reads the elements of this rank's slices that an optimizer updates, block by block.
 fn each_block(
     updating: &Updating<'_>,
     mut act: impl FnMut(ParamId, AdafactorBlock<'_>) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let mut parameters = [0.0; BLOCK];
     let mut gradient = [0.0; BLOCK];
-    for (unit, piece) in updating.pieces() {
+    for (unit, piece) in updating.sliced_pieces() {
         for at in (0..piece.len).step_by(BLOCK) {
             let len = BLOCK.min(piece.len - at);
             let range = piece.shard_start + at..piece.shard_start + at + len;
@@ -331,12 +332,12 @@ impl SquareSums {
         self.places.keys().copied()
     }
 
-    /// Adds the sums up over the shard group.
+    /// Adds the sums up over the world.
     fn all_reduced(mut self, covered: &Covered, updating: &Updating<'_>) -> Result<Self, Error> {
         let context = updating.context;
         let tag = context.tag_of_update(covered.parameters().next(), updating.gradients.step);
         let values = std::mem::take(&mut self.values);
-        self.values = context.reduce.all_reduce(tag, Reduction::Sum, values)?.wait()?;
+        self.values = context.over_world().all_reduce(tag, Reduction::Sum, values)?.wait()?;
         Ok(self)
     }
 }

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use hsdp_checkpoint::OptimizerHead;
+use hsdp_comm::{Part, PartKind};
 use hsdp_kernels::memory::Category;
 use hsdp_sharding::{BufferId, ModelSpec, ParamId, Plan, Role, UnitId};
 use parking_lot::Mutex;
@@ -17,9 +18,10 @@ use crate::model::updates::Average;
 use crate::persist::checkpointed::{BufferState, Checkpointed, Expected, Spread, StateTensor};
 use crate::persist::problem::Problem;
 use crate::persist::saved::{SavedOptions, SavedState};
-use crate::state::context::ModelId;
+use crate::state::context::{ErrorSite, ModelId};
 use crate::state::control;
 use crate::state::shard::Shard;
+use crate::state::slices::SliceGathers;
 use crate::state::store::zeros_in;
 use crate::step::engine::Engine;
 
@@ -36,8 +38,8 @@ use crate::step::engine::Engine;
 /// in f32, where `1 - decay` is computed in f64 and rounded once, as
 /// `torch.optim.swa_utils.get_ema_multi_avg_fn` does. A parameter that got no gradient takes part.
 /// A skipped step changes nothing. Nothing moves a dropped average on. It takes 4 bytes for each
-/// element of the trained part of this rank's shards and of each buffer; `ModelSpec::averaged`
-/// tells the plan.
+/// element that this rank [updates](Plan::updated) and for each one of the buffers;
+/// `ModelSpec::averaged` tells the plan.
 ///
 /// Buffers take part by the same formula, with their values at the end of the step, as with
 /// `use_buffers=True` of `torch.optim.swa_utils.AveragedModel`. Each rank averages all of them on
@@ -85,7 +87,7 @@ impl Ema {
         // A copy that fails on one rank alone takes a number there too.
         let number = model.updates.lock().averages.next_number();
         let average = {
-            let state = model.engine.state();
+            let state = model.engine.whole_shards()?;
             let site = model.engine.context.site("Ema::new", state.next_step);
             Average::copy_of(site, &state.shards, &state.buffers, decay)?
         };
@@ -122,7 +124,23 @@ impl Ema {
             average.copy_over(site, unit, &mut parameters)?;
             Shard::new(site, unit, parameters)
         };
-        state.shards.iter().enumerate().map(shard).collect()
+        let mut shards = state.shards.iter().enumerate().map(shard).collect::<Result<Vec<_>, _>>()?;
+        if context.plan.divides_state() {
+            self.gather_slices(site, &mut shards)?;
+        }
+        Ok(shards)
+    }
+
+    /// Gathers the averages over the replicas. Collective over the replicate group.
+    fn gather_slices(&self, site: ErrorSite<'_>, shards: &mut [Shard]) -> Result<(), Error> {
+        let mut gathers = SliceGathers::default();
+        let units = site.context.plan.reductions();
+        for unit in units {
+            let part = Part { kind: PartKind::Average, number: self.number };
+            let tag = site.context.tag_of_slices(*unit, site.step).part(part);
+            gathers.issue(site, tag, *unit, &mut shards[unit.index()])?;
+        }
+        units.iter().try_for_each(|unit| gathers.wait(*unit, &mut shards[unit.index()]))
     }
 
     /// Returns a copy of the averages of the buffers.
@@ -143,8 +161,9 @@ impl ShardedModel {
     /// Meanwhile there is a second copy of this rank's shards of units with trainable parameters,
     /// in f32 and in the compute dtype, and one more of the buffers.
     ///
-    /// Not collective, but `act` may be: all ranks make the same call. A rank that is refused tells
-    /// the others.
+    /// Not collective, but `act` may be: all ranks make the same call. With
+    /// [`StateOver::World`](crate::StateOver::World) collective over the replicate group, whose
+    /// ranks gather the averages. A rank that is refused tells the others.
     ///
     /// # Errors
     /// [`Error::Misuse`] within a step, while its gradients exist, inside another call, or if the

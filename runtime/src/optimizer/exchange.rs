@@ -16,7 +16,7 @@ use crate::state::context::{Context, ErrorSite};
 #[derive(Clone, Debug)]
 pub(super) struct MatrixExchange {
     owners: Owners,
-    /// This rank's place in the shard group.
+    /// This rank's place among the updaters.
     index: usize,
     /// Number of f32 for each element that go to the owner. One comes back.
     copies: usize,
@@ -42,9 +42,9 @@ impl MatrixExchange {
     ) -> Result<Self, Error> {
         let plan = &context.plan;
         let owners = Owners::of(plan, wholes, has)?;
-        let index = context.shard_index();
+        let index = context.updaters().index();
         let from = |member| std::mem::take(&mut owners.sent_by(plan, member)[index]);
-        let received = (0..plan.mesh().shard_size()).map(from).collect();
+        let received = (0..plan.updaters()).map(from).collect();
         let sent = owners.sent_by(plan, index);
         let places = places_of(&sent);
         Ok(Self { owners, index, copies, sent, received, places })
@@ -92,7 +92,7 @@ impl MatrixExchange {
         self.indices().map(|at| &self.owners.matrices()[at])
     }
 
-    /// Returns the owner of each matrix, as its index in the shard group.
+    /// Returns the owner of each matrix, as its index among the updaters.
     pub(super) fn owners(&self) -> impl Iterator<Item = (&WholeMatrix, usize)> {
         let matrices = self.owners.matrices().iter().enumerate();
         matrices.map(|(at, matrix)| (matrix, self.owners.owner(at)))
@@ -118,7 +118,7 @@ impl MatrixExchange {
     /// writes the copies of all parts of this rank, in the order of [`each_sent`](Self::each_sent).
     /// `compute` gets a matrix that this rank owns, with the elements of each copy, row-major, and
     /// replaces the first copy. Returns the new elements of the parts, in the order in which they
-    /// were sent. Collective over the shard group.
+    /// were sent. Collective over the updaters.
     ///
     /// # Errors
     /// [`Error::Comm`]; [`Error::OutOfMemory`]; those of `fill` and `compute`.
@@ -185,7 +185,7 @@ impl MatrixExchange {
         let [send, receive] = [send, receive].map(counts);
         let tag = context.tag_of_update(self.first(), step);
         let lent = Lent { source, target };
-        Ok(context.reduce.all_to_all_into(tag, lent, send, receive)?.wait()?.target)
+        Ok(context.updaters().all_to_all_into(tag, lent, send, receive)?.wait()?.target)
     }
 
     fn first(&self) -> Option<ParamId> {

@@ -335,10 +335,43 @@ impl Updating<'_> {
         all.filter(|(unit, piece)| self.updates(ParamId { unit: *unit, index: piece.param }))
     }
 
+    /// Returns the parts of these pieces in this rank's slices: each element that the optimizer
+    /// updates is in a slice of one rank.
+    pub(super) fn sliced_pieces(&self) -> impl Iterator<Item = (UnitId, Piece)> {
+        let rank = self.context.rank();
+        self.pieces().flat_map(move |(unit, piece)| {
+            let slice = self.context.plan.slice(unit, rank);
+            cut_at(piece, &slice)
+                .filter(move |part| slice.contains(&part.shard_start))
+                .map(move |part| (unit, part))
+        })
+    }
+
     /// Returns the error of an update that cannot be made.
     #[must_use]
     pub fn misuse(&self, what: String) -> Error {
         self.context.misuse("optimizer step", self.gradients.step, what)
+    }
+}
+
+/// Cuts a piece where a range of the shard begins and ends.
+pub(super) fn cut_at(piece: Piece, range: &Range<usize>) -> impl Iterator<Item = Piece> + use<> {
+    let end = piece.shard_range().end;
+    let [first, last] = [range.start, range.end].map(|at| at.clamp(piece.shard_start, end));
+    let parts = [piece.shard_start..first, first..last, last..end];
+    let parts = parts.into_iter().filter(|part| !part.is_empty());
+    parts.map(move |part| {
+        part_of(piece, part.start - piece.shard_start..part.end - piece.shard_start)
+    })
+}
+
+/// A range of a piece, as a piece.
+pub(super) fn part_of(piece: Piece, range: Range<usize>) -> Piece {
+    Piece {
+        param_start: piece.param_start + range.start,
+        shard_start: piece.shard_start + range.start,
+        len: range.len(),
+        ..piece
     }
 }
 

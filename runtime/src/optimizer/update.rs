@@ -3,7 +3,6 @@
 //! goes run by run. On a device it issues one or two launches for each unit and optimizer, and does
 //! not wait.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use hsdp_comm::World;
@@ -16,7 +15,7 @@ use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::model::updates::{Average, Moved, Updates};
 use crate::optimizer::interface::{
-    Assignment, ClippedGradient, DeviceRun, Optimizer, Run, Selected, Update, Updating,
+    Assignment, ClippedGradient, DeviceRun, Optimizer, Run, Selected, Update, Updating, cut_at, part_of,
 };
 use crate::persist::checkpointed::ONE_OF_EACH_KIND;
 use crate::state::context::Context;
@@ -382,27 +381,6 @@ impl ShardUpdate for UnitUpdate<'_, '_, '_> {
         averages.iter().try_for_each(|average| {
             average.lock().update_on_device(unit, stream, &pieces, master, first)
         })
-    }
-}
-
-/// Cuts a piece where a range of the shard begins and ends.
-fn cut_at(piece: Piece, range: &Range<usize>) -> impl Iterator<Item = Piece> + use<> {
-    let end = piece.shard_range().end;
-    let [first, last] = [range.start, range.end].map(|at| at.clamp(piece.shard_start, end));
-    let parts = [piece.shard_start..first, first..last, last..end];
-    let parts = parts.into_iter().filter(|part| !part.is_empty());
-    parts.map(move |part| {
-        part_of(piece, part.start - piece.shard_start..part.end - piece.shard_start)
-    })
-}
-
-/// A range of a piece, as a piece.
-fn part_of(piece: Piece, range: Range<usize>) -> Piece {
-    Piece {
-        param_start: piece.param_start + range.start,
-        shard_start: piece.shard_start + range.start,
-        len: range.len(),
-        ..piece
     }
 }
 

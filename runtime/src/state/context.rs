@@ -60,6 +60,8 @@ pub(crate) struct Context {
     pub(crate) full_pool: Arc<FullPool>,
     /// Where this rank's part of the model lies, if not on the host.
     pub(crate) device: Option<Arc<ModelDevice>>,
+    /// The ends of the slices of replicas in this rank's shard of each unit, behind a 0.
+    cuts: Vec<Arc<[usize]>>,
     /// The number in the model of each unit's first parameter, and the count of all parameters.
     first_parameter: Vec<usize>,
 }
@@ -104,6 +106,7 @@ impl Context {
             checkpoint_writers: Arc::default(),
             full_pool: Arc::new(FullPool::new(plan.memory().full)),
             first_parameter: first_parameters(&plan),
+            cuts: cuts(&plan, &replicate_group),
             digest: digest::of_words([options_digest, plan.fingerprint()]),
             settled: OnceLock::new(),
             options_digest,
@@ -220,9 +223,7 @@ impl Context {
     /// Returns where the slices of replicas begin in this rank's shard of a unit, and the end of the
     /// last one.
     pub(crate) fn cuts(&self, unit: UnitId) -> Arc<[usize]> {
-        let replicas = self.plan.mesh().group(Axis::Replicate, self.rank());
-        let ends = replicas.iter().map(|rank| self.plan.slice(unit, *rank).end);
-        iter::once(0).chain(ends).collect()
+        Arc::clone(&self.cuts[unit.index()])
     }
 
     /// Returns the memory scope of f32 parameters on the host from which a unit's shard is made.
@@ -364,6 +365,15 @@ impl ErrorSite<'_> {
         let unit = context.plan.spec()[unit].name.clone();
         Error::OutOfMemory { operation, unit, rank: context.rank(), step, bytes }
     }
+}
+
+/// Returns the ends of the slices of these replicas in each unit, behind a 0.
+fn cuts(plan: &Plan, replicas: &[Rank]) -> Vec<Arc<[usize]>> {
+    let of_unit = |unit| {
+        let ends = replicas.iter().map(|rank| plan.slice(unit, *rank).end);
+        iter::once(0).chain(ends).collect()
+    };
+    plan.spec().unit_ids().map(of_unit).collect()
 }
 
 fn first_parameters(plan: &Plan) -> Vec<usize> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use hsdp_kernels::cuda::{CudaError, DeviceBuffer};
 use hsdp_kernels::memory::{self, Category};
-use hsdp_kernels::{Divisor, HostBuffer, SharedBuffer, Values, ValuesMut, cast, unpack};
+use hsdp_kernels::{HostBuffer, SharedBuffer, Values, ValuesMut, cast, unpack};
 use hsdp_sharding::{DType, Offload, UnitId, UnitLayout};
 
 use crate::error::Error;
@@ -157,7 +157,7 @@ impl Shard {
         compute: DType,
     ) -> Result<Self, Error> {
         let failed = |error| site.device(error);
-        let there = |value| Located::Device(There { value: Arc::new(value), device: Arc::clone(device) });
+        let there = |value| There { value: Arc::new(value), device: Arc::clone(device) };
         let len = parameters.len();
         let is_master_there = device.offload != Offload::All;
         let mut rounded = None;
@@ -166,7 +166,7 @@ impl Shard {
             let mut copy = HostBuffer::zeros(compute, len)?;
             cast(copy.values_mut(), &parameters);
             input.write(&device.stream, copy.values()).map_err(failed)?;
-            rounded = Some(there(input));
+            rounded = Some(Located::Device(there(input)));
         }
         let scope = if is_master_there { Category::Other } else { Category::Shard };
         let kept = held.of(parameters, len, scope)?;
@@ -175,7 +175,7 @@ impl Shard {
         }
         let mut master = device.buffer(Category::Shard, DType::F32, kept.len()).map_err(failed)?;
         master.write(&device.stream, Values::F32(&kept)).map_err(failed)?;
-        Ok(Self { master: there(master), rounded, held })
+        Ok(Self { master: Located::Device(there(master)), rounded, held })
     }
 
     /// Makes a copy of parameters on the host that a shard of the unit there
@@ -457,6 +457,7 @@ impl Shard {
 }
 
 /// The parameters of a shard on the host.
+#[derive(Clone)]
 pub(crate) struct HostShard {
     master: Arc<Vec<f32>>,
     rounded: Option<SharedBuffer>,
@@ -464,6 +465,12 @@ pub(crate) struct HostShard {
 }
 
 impl HostShard {
+    /// Makes the parameters of a shard of masters of all of them.
+    pub(crate) fn of_masters(master: Arc<Vec<f32>>) -> Self {
+        let all = master.len();
+        Self { master, rounded: None, held: HeldMasters { trained: 0..all, all } }
+    }
+
     /// Returns the parameters of a range: in f32, or in the compute dtype if that is their only
     /// copy.
     ///

@@ -26,13 +26,14 @@ use crate::state::context::Context;
 use crate::state::control;
 use crate::state::full::Full;
 use crate::state::gradients::UnitGradients;
+use crate::state::events::Event;
 use crate::state::shard::Shard;
 use crate::state::sighting::{Sighting, When};
+use crate::state::slices::SliceGathers;
 use crate::state::sums::{GradShards, GradientSums, SumsPool};
 use crate::step::gathers::UnitGathers;
 use crate::step::gradients::{Gradients, Verdict};
 use crate::step::reductions::{StepPlace, UnitReductions};
-use crate::step::slices::SlicesUnderWay;
 use crate::step::refusals::{self, AttemptState, MicrobatchId};
 use crate::step::statistics::StatisticsSums;
 use crate::step::step_state::{AgreedStep, StepState};
@@ -74,7 +75,7 @@ pub(crate) struct EngineState {
     pub(super) gathers: UnitGathers,
     pub(super) reductions: UnitReductions,
     /// Gathers of slices, which outlast steps.
-    slices: SlicesUnderWay,
+    slices: SliceGathers,
     pub(super) statistics: StatisticsSums,
     /// The source of the sums of a step. Gradients return the sums to it.
     pub(crate) kept: Arc<SumsPool>,
@@ -129,7 +130,7 @@ impl EngineState {
             machine: StepMachine::new(Arc::clone(&context.plan), context.rules()),
             gathers: UnitGathers::default(),
             reductions: UnitReductions::new(context),
-            slices: SlicesUnderWay::default(),
+            slices: SliceGathers::default(),
             statistics: StatisticsSums::default(),
             kept: Arc::default(),
             attempt: None,
@@ -270,8 +271,10 @@ impl EngineState {
                 }
                 Output::GatherSlices(unit) => {
                     let shards = self.own_shards.as_mut().unwrap_or(&mut self.shards);
-                    let shard = &mut shards[unit.index()];
-                    self.slices.issue(context, self.next_step, unit, shard)?;
+                    let site = context.site("gather of slices", self.next_step);
+                    let tag = context.tag_of_slices(unit, self.next_step);
+                    context.events.push(Event::GatherSlices { unit });
+                    self.slices.issue(site, tag, unit, &mut shards[unit.index()])?;
                 }
                 Output::Fold(unit) => self.reductions.fold(context, at, unit)?,
                 Output::Await(operation) | Output::Follow(operation) => {
@@ -317,7 +320,7 @@ impl EngineState {
         let Some(watched) = self.machine.watching() else { return Ok(()) };
         let is_complete = match watched {
             Operation::ReduceScatter(unit) => self.reductions.is_scattered(unit),
-            Operation::GatherSlices(unit) => self.slices.is_complete(unit),
+            Operation::GatherSlices(unit) => self.slices.is_over(unit),
             _ => false,
         };
         if !is_complete {
