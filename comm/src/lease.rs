@@ -57,6 +57,13 @@ impl<B> Leased<B> {
     }
 }
 
+/// A buffer to which no caller has a claim.
+impl<B> From<B> for Leased<B> {
+    fn from(buffer: B) -> Self {
+        lend(buffer).0
+    }
+}
+
 impl<B> Deref for Leased<B> {
     type Target = B;
 
