@@ -160,6 +160,7 @@ impl Script {
                 let index = self.issue(output);
                 self.statistics.push((operation, index));
             }
+            Output::ScatterSums(_) | Output::GatherSlices(_) => unimplemented!("SIM_PENDING"),
             Output::Accumulate(unit) => self.compute(Work::Accumulate(unit)),
             Output::Fold(unit) => self.compute(Work::Fold(unit)),
             Output::Await(operation) => self.wait(operation, Action::Need),
@@ -173,6 +174,7 @@ impl Script {
             Operation::Gather { place, .. } => Reference::Here(self.gathers[place]),
             Operation::ReduceScatter(unit) => self.scatters[unit.index()],
             Operation::AllReduce(unit) => self.all_reduces[unit.index()],
+            Operation::ScatterSums(_) | Operation::GatherSlices(_) => unimplemented!("SIM_PENDING"),
             Operation::Statistics { .. } => {
                 let at = self.statistics.iter().position(|(other, _)| *other == operation);
                 Reference::Here(self.statistics.remove(at.expect("it was issued")).1)
@@ -249,6 +251,7 @@ fn operation(call: Call) -> StepOperation {
         Kind::Gather => (Channel::Gather, Op::AllGather, Stage::Gather),
         Kind::ReduceScatter => (Channel::Reduce, Op::ReduceScatter, Stage::Reduce),
         Kind::AllReduce => (Channel::AllReduce, Op::AllReduce, Stage::AllReduce),
+        Kind::ScatterSums | Kind::GatherSlices => unimplemented!("SIM_PENDING"),
         Kind::Statistics => (Channel::Statistics, Op::AllReduce, Stage::Statistics),
         Kind::Exchange(Exchange::Interim { .. } | Exchange::Statement) => {
             (Channel::Control, Op::AllGather, Stage::Agreement)
