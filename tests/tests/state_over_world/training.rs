@@ -143,21 +143,29 @@ impl<'a, O: Checkpointed> Training<'a, O> {
     /// Makes a step without reading anything between.
     pub(crate) fn step(&mut self) -> Result<Update, Error> {
         let gradients = self.gradients()?;
+        self.update(gradients)
+    }
+
+    /// Updates the model.
+    pub(crate) fn update(&mut self, gradients: Gradients) -> Result<Update, Error> {
         (self.recipe.update)(&mut self.state.0, &mut self.model, gradients.clip(3.0))
     }
 
     /// Makes a step, and returns what it ends with.
     pub(crate) fn traced_step(&mut self) -> Result<Trace, Error> {
         let gradients = self.gradients()?;
+        self.traced(gradients)
+    }
+
+    /// Updates the model, and returns what the step ends with.
+    pub(crate) fn traced(&mut self, gradients: Gradients) -> Result<Trace, Error> {
         let [loss, norm] = [gradients.loss(), gradients.norm()].map(f64::to_bits);
         let full = bits(gradients.full(&self.model)?);
         let norms = gradients.norms(&self.model)?;
         let norms = norms.iter().map(|(name, norm)| (name.to_owned(), norm.to_bits())).collect();
-        let clipped = gradients.clip(3.0);
-        let update = (self.recipe.update)(&mut self.state.0, &mut self.model, clipped)?;
+        let is_applied = self.update(gradients)? == Update::Applied;
         let parameters = bits(self.model.full_parameters()?);
         let averages = self.model.with_shards(&self.state.1, |model| model.full_parameters())?;
-        let is_applied = update == Update::Applied;
         let averages = bits(averages);
         Ok(Trace { loss, norm, norms, is_applied, gradients: full, parameters, averages })
     }
