@@ -303,6 +303,18 @@ impl ShardedModel {
         state.shards[unit.index()].in_f32(self.engine.context.site("shard", state.next_step))
     }
 
+    /// Waits until the shards are whole: with [`StateOver::World`](crate::StateOver::World) replicas
+    /// gather slices after an update, while the program goes on. The next forward waits for the
+    /// slices of each unit, so a program needs this call only to measure time or bytes.
+    ///
+    /// Collective over the replicate group if a step was aborted since the update.
+    ///
+    /// # Errors
+    /// [`Error::Comm`] if a gather of slices fails; [`Error::Misuse`] within a step.
+    pub fn await_slices(&self) -> Result<(), Error> {
+        self.whole_shards().map(drop)
+    }
+
     /// Returns all parameters in full, and all [buffers](Param::buffer), in f32, row-major, by
     /// name: for export, evaluation and tests.
     ///
