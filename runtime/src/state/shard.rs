@@ -359,16 +359,15 @@ impl Shard {
         let Self { master, rounded, .. } = self;
         match (rounded, master) {
             (Some(Located::Host(rounded)), _) => {
-                let _gather_input = memory::scope(Category::GatherInput);
+                let category = Category::GatherInput;
                 Ok(Located::Host(match rounded {
-                    SharedBuffer::F32(values) => HostBuffer::F32(taken(values)),
-                    SharedBuffer::F16(values) => HostBuffer::F16(taken(values)),
-                    SharedBuffer::BF16(values) => HostBuffer::BF16(taken(values)),
+                    SharedBuffer::F32(values) => HostBuffer::F32(taken(category, values)),
+                    SharedBuffer::F16(values) => HostBuffer::F16(taken(category, values)),
+                    SharedBuffer::BF16(values) => HostBuffer::BF16(taken(category, values)),
                 }))
             }
             (None, Located::Host(master)) => {
-                let _shard = memory::scope(Category::Shard);
-                Ok(Located::Host(HostBuffer::F32(taken(master))))
+                Ok(Located::Host(HostBuffer::F32(taken(Category::Shard, master))))
             }
             (Some(Located::Device(There { value, device })), _) => {
                 Ok(Located::Device(taken_there(device, Category::GatherInput, value)?))
@@ -525,8 +524,11 @@ fn make_mut<'a>(
 }
 
 /// Returns the elements of a buffer that stays empty: a copy, if there is another holder.
-fn taken<T: Clone>(values: &mut Arc<Vec<T>>) -> Vec<T> {
-    Arc::try_unwrap(mem::take(values)).unwrap_or_else(|shared| shared.to_vec())
+fn taken<T: Clone>(category: Category, values: &mut Arc<Vec<T>>) -> Vec<T> {
+    Arc::try_unwrap(mem::take(values)).unwrap_or_else(|shared| {
+        let _scope = memory::scope(category);
+        shared.to_vec()
+    })
 }
 
 /// Returns a buffer on a device, in whose place an empty one stays: a copy, if there is another
