@@ -106,8 +106,8 @@ pub struct Owners {
 
 impl Owners {
     /// Deals out the matrices of the selected trainable parameters over the
-    /// [updaters](Plan::updaters) of a plan. It is a pure function of its arguments, and the same on
-    /// every rank.
+    /// [updaters](Plan::updaters) of a plan. It is a pure function of its arguments, and the same
+    /// on every rank.
     ///
     /// # Errors
     /// [`Error::NoMatrices`] for the first selected trainable parameter that has no matrices, with

@@ -62,7 +62,8 @@ fn rows_and_columns(param: &Param) -> usize {
     }
 }
 
-/// Returns the f32 of each parameter with an owned state, after the updater that keeps them.
+/// Returns the owner of each parameter with an owned state, by its index among the updaters, and
+/// the number of f32 that it keeps.
 fn owned_words(plan: &Plan) -> impl Iterator<Item = (usize, u64)> {
     let words = |id: ParamId| match plan.spec()[id].state {
         State::Owned(words) => Some(words as u64),

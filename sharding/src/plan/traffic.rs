@@ -67,17 +67,6 @@ impl Sum for Flow {
 /// all-gather. Rank 0, which holds the copy that all ranks read, receives these bytes, and the
 /// other ranks receive none.
 ///
-/// With [`StateOver::World`](crate::StateOver::World) and several replicas there are no all-reduces.
-/// With `slice` for the length of the rank's [slice](Plan::slice), a rank receives in their place
-///
-/// | collective | bytes from other ranks |
-/// |---|---|
-/// | reduce-scatter of sums | (R - 1) · slice · size(reduce_dtype) |
-/// | gather of slices | (n - slice) · size([compute dtype](Plan::compute_dtype)) |
-///
-/// There are as many of the former as there would be all-reduces. The latter are g after each step
-/// that is not skipped.
-///
 /// Here len_i is the length of the rank's slice of the [`balanced`](crate::balanced) split of n
 /// over its replicate group. The rank receives the contributions to its own slice in the wire
 /// dtype, and the finished sums of the other slices in f32. With G gathers and g reductions in a
@@ -88,6 +77,17 @@ impl Sum for Flow {
 /// | `ReduceScatter` | K · G | K · g | g |
 /// | `Every` | K · G | K · g | K · g |
 /// | `Local` | K · G | g | g |
+///
+/// If replicas [divide](Plan::divides_state) state there are no all-reduces. With `slice` for the
+/// length of the rank's [slice](Plan::slice), a rank receives in their place
+///
+/// | collective | bytes from other ranks |
+/// |---|---|
+/// | reduce-scatter of sums | (R - 1) · slice · size(reduce_dtype) |
+/// | gather of slices | (n - slice) · size([compute dtype](Plan::compute_dtype)) |
+///
+/// There are as many reduce-scatters of sums as there would be all-reduces, and g gathers of slices
+/// after each step that is not skipped.
 ///
 /// [Statistics](crate::Statistics) of e elements are summed over all W = R · S ranks, in the forward
 /// and in the backward of each microbatch: (W - 1) · e_i · 8 + (e - e_i) · 8 bytes a call.

@@ -1,5 +1,5 @@
-//! The elements that ranks update, and the collectives of an update: the exchange by owners with its
-//! memory, and the all-reduces of sums.
+//! The elements that ranks update, and the collectives of an update: the exchange by owners with
+//! its memory, and the all-reduces of sums.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -19,7 +19,7 @@ use crate::{ByteCount, DType, ElemCount, ParamId, Rank, State, UnitId};
 /// results of the owners in another one. Let
 ///
 /// - `held` be the elements of these parameters that the rank updates,
-/// - `owned` the elements of the matrices that it owns, and `both` the elements that are in both,
+/// - `owned` the elements of the matrices that it owns, and `both` those that it owns and updates,
 /// - `workspace` the f32 that the largest owned matrix needs: for `Muon`
 ///   [`WholeMatrix::workspace`], for `Owned` c for each element,
 /// - `words` the f32 of state of the parameters that it owns; there is a copy of them until the
@@ -39,7 +39,7 @@ use crate::{ByteCount, DType, ElemCount, ParamId, Rank, State, UnitId};
 /// 2 · numel + 2 · square) bytes of the device. Iterations in bf16 take fewer, and in both dtypes,
 /// for groups, more.
 ///
-/// An exchange without parameters has none of these. Among one updater there are no calls and no
+/// An exchange without parameters has none of these. With one updater there are no calls and no
 /// bytes from others.
 ///
 /// The parameters of `Factored` have two all-reduces of sums in f64 over all W ranks, which one
@@ -48,9 +48,9 @@ use crate::{ByteCount, DType, ElemCount, ParamId, Rank, State, UnitId};
 /// and with two dims or more one for each row and each column besides. The second has n values, one
 /// for each parameter. The plan is that of a step in which each of them has a gradient: one without
 /// takes no part. With n_i for the length of the rank's part of the [`balanced`](crate::balanced)
-/// split of n over all ranks, the rank receives 8 · ((W - 1) · n_i + n - n_i) bytes in each. Every
-/// rank has memory for the values of both, and an f32 for each row and each column. In a world of
-/// one rank there are no calls and no bytes from others.
+/// split of n over all ranks, the rank receives 8 · ((W - 1) · n_i + n - n_i) bytes in each. In a
+/// world of one rank there are no calls. Every rank has memory for the values of both, and an f32
+/// for each row and each column.
 ///
 /// The results of an exchange wait until all exchanges of the update are over: 4 · (held + words)
 /// bytes, and of `Factored` an f32 for each row and each column. With exchanges of several kinds,

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use hsdp_sharding::{
-    Accumulation, DType, FullCopies, Mesh, ModelSpec, Param, Plan, PlanOptions, State, Unit,
+    Accumulation, DType, FullCopies, Mesh, ModelSpec, Param, Plan, PlanOptions, State, StateOver,
+    Unit,
 };
 
 fn block() -> Unit {
@@ -114,6 +115,7 @@ fn every_difference_shows() {
             with_options(PlanOptions { full_copies: FullCopies::PerProcess, ..options }),
         ),
         ("prefetch", with_options(PlanOptions { prefetch: 2, ..options })),
+        ("state over the world", with_options(PlanOptions { state: StateOver::World, ..options })),
     ];
     let mut seen = HashMap::new();
     for (what, fingerprint) in all {

@@ -2,7 +2,8 @@
 //! every run.
 
 use hsdp_sharding::{
-    Accumulation, DType, FullCopies, Granularity, Mesh, ModelSpec, Param, Role, Unit, UnitId,
+    Accumulation, DType, FullCopies, Granularity, Mesh, ModelSpec, Param, Role, StateOver, Unit,
+    UnitId,
 };
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
@@ -110,6 +111,10 @@ pub(crate) fn mesh() -> impl Strategy<Value = Mesh> {
 /// The dtypes in which parameters and gradients travel.
 pub(crate) fn wire() -> impl Strategy<Value = DType> {
     prop::sample::select(&[DType::F32, DType::F16, DType::BF16][..])
+}
+
+pub(crate) fn state_over() -> impl Strategy<Value = StateOver> {
+    prop::sample::select(&StateOver::ALL[..])
 }
 
 pub(crate) fn full_copies() -> impl Strategy<Value = FullCopies> {

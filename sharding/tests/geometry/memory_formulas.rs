@@ -9,12 +9,16 @@ use hsdp_sharding::step::{
 };
 use hsdp_sharding::{
     AfterForward, BufferId, ByteCount, DType, FullCopies, MemoryPlan, Mesh, ModelSpec, Offload,
-    Param, Phase, Piece, Plan, PlanOptions, Role, State, Unit, UnitId,
+    Param, Phase, Piece, Plan, PlanOptions, Rank, Role, State, StateOver, Unit, UnitId,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::generators::{accumulation, cases, full_copies, mesh, model, ordered, stored, wire};
+use crate::generators::{
+    accumulation, cases, full_copies, mesh, model, ordered, state_over, stored, unit_with_rows,
+    wire,
+};
+use crate::slices;
 
 /// The lengths of a few buffers.
 fn buffers() -> impl Strategy<Value = Vec<usize>> {
@@ -230,19 +234,13 @@ fn peak_full(plan: &Plan, player: &Player) -> usize {
 fn counted(plan: &Plan) -> MemoryPlan {
     let options = plan.options();
     let player = played(plan);
-    let mut shard = 0;
     let mut partial = 0;
     let mut grad_full = 0;
-    let mut without_master = 0;
     let mut gather_input = 0;
     for (at, (unit, layout)) in plan.spec().units().iter().zip(plan.layouts()).enumerate() {
         let ranks = layout.shard_size();
-        shard += layout.full_len() / ranks;
         if unit.compute_dtype.unwrap_or(options.param_dtype) != DType::F32 {
             gather_input += 2 * (layout.full_len() / ranks);
-        }
-        if unit.params.iter().any(|param| param.stored.is_some()) {
-            without_master += layout.frozen().len / ranks;
         }
         let sums = [&player.played.partials, &player.played.transients];
         let sums = sums.into_iter().filter(|units| units.contains(&at)).count();
@@ -254,7 +252,7 @@ fn counted(plan: &Plan) -> MemoryPlan {
     }
     let words = |words: usize| ByteCount::of(4 * words);
     MemoryPlan {
-        shard: words(shard - without_master),
+        shard: words(masters(plan, Offload::None).into_iter().max().expect("a mesh has ranks")),
         gather_input: ByteCount::of(gather_input),
         full: ByteCount::of(peak_full(plan, &player)),
         grad_full: words(grad_full),
@@ -263,6 +261,42 @@ fn counted(plan: &Plan) -> MemoryPlan {
         update: ByteCount::ZERO,
         buffers: words((2 + plan.spec().averages()) * buffer_elements(plan.spec())),
     }
+}
+
+/// Returns the f32 masters of each rank, element by element of its shards.
+fn masters(plan: &Plan, offload: Offload) -> Vec<usize> {
+    let mut masters = vec![0; plan.mesh().world_size()];
+    for (id, unit) in plan.spec().unit_ids().zip(plan.spec().units()) {
+        let layout = plan.layout(id);
+        let trainable = layout.trainable().len / layout.shard_size();
+        let compute = unit.compute_dtype.unwrap_or(plan.options().param_dtype);
+        let is_gathered = compute == DType::F32 && offload != Offload::All;
+        let is_stored = unit.params.iter().any(|param| param.stored.is_some());
+        for (masters, updated) in masters.iter_mut().zip(slices::updated(plan, id)) {
+            let has_master = |element: &usize| match *element < trainable {
+                true => is_gathered || updated.contains(element),
+                false => !is_stored,
+            };
+            *masters += (0..layout.full_len() / layout.shard_size()).filter(has_master).count();
+        }
+    }
+    masters
+}
+
+/// Returns the most elements of a shard that a rank updates, and the most that are copied between
+/// host and device, in units that are selected.
+fn most_updated(plan: &Plan, has: impl Fn(&Unit) -> bool) -> [usize; 2] {
+    let mut most = [0; 2];
+    for (id, unit) in plan.spec().unit_ids().zip(plan.spec().units()) {
+        if has(unit) {
+            for updated in slices::updated(plan, id) {
+                let whole = plan.layout(id).full_len() / plan.mesh().shard_size();
+                let copied = if slices::divided(plan) { updated.len() } else { whole };
+                most = [most[0].max(updated.len()), most[1].max(copied)];
+            }
+        }
+    }
+    most
 }
 
 fn buffer_elements(spec: &ModelSpec) -> usize {
@@ -285,11 +319,14 @@ fn with_buffers(spec: &ModelSpec, lens: &[usize], averages: usize) -> ModelSpec 
 
 /// The most f32 of optimizer state of a rank, whose pieces all have state for each element.
 fn most_state(plan: &Plan) -> usize {
-    let of_rank = |rank| {
+    let updated: Vec<_> = plan.spec().unit_ids().map(|unit| slices::updated(plan, unit)).collect();
+    let of_rank = |rank: Rank| {
         let of_piece = |(unit, piece): (UnitId, Piece)| {
             let param = &plan.spec()[unit].params[piece.param];
+            let updated = &updated[unit.index()][rank.index()];
+            let len = piece.shard_range().filter(|element| updated.contains(element)).count();
             match (param.role, param.state) {
-                (Role::Trainable, State::Elements(slots)) => slots * piece.len.div_ceil(32) * 32,
+                (Role::Trainable, State::Elements(slots)) => slots * len.div_ceil(32) * 32,
                 _ => 0,
             }
         };
@@ -308,12 +345,16 @@ proptest! {
         param_dtype in wire(),
         accumulation in accumulation(),
         (prefetch, slots) in (0usize..=14, 0usize..=2),
-        full_copies in full_copies(),
+        (full_copies, state) in (full_copies(), state_over()),
         units in any::<u8>(),
         buffers in buffers(),
     ) {
+        let full_copies = match state {
+            StateOver::Shards => full_copies,
+            StateOver::World => FullCopies::PerRank,
+        };
         let options = PlanOptions {
-            param_dtype, accumulation, prefetch, full_copies, ..Default::default()
+            param_dtype, accumulation, prefetch, full_copies, state, ..Default::default()
         };
         let spec = with_buffers(&stored(&spec, param_dtype, units), &buffers, 0);
         let spec = spec.updated_by(|_| State::Elements(slots));
@@ -328,6 +369,86 @@ proptest! {
         let on_device = plan.memory_on_device(Offload::None).full;
         let phases = [Phase::Forward, Phase::Backward].map(|phase| plan.full_in_on_device(phase));
         prop_assert_eq!(phases.into_iter().max(), Some(on_device));
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(192))]
+
+    /// Masters are those of each rank, and copies those of the largest part of a unit.
+    #[test]
+    fn masters_and_copies_are_what_is_counted(
+        spec in prop_oneof![model(), unit_with_rows().prop_map(|unit| ModelSpec::new().unit(unit))],
+        mesh in mesh(),
+        (param_dtype, state) in (wire(), state_over()),
+        (units, block) in (any::<u8>(), 1usize..=300),
+    ) {
+        let options = PlanOptions { param_dtype, state, ..Default::default() };
+        let spec = spec.updated_by(|_| State::EightBit { block });
+        let stored = Plan::new(stored(&spec, param_dtype, units), mesh, options).unwrap();
+        let counted = masters(&stored, Offload::None);
+        for rank in mesh.ranks() {
+            prop_assert_eq!(stored.masters(rank), ByteCount::of(4 * counted[rank.index()]));
+        }
+        let most = ByteCount::of(4 * counted.into_iter().max().unwrap());
+        prop_assert_eq!(stored.memory().shard, most);
+
+        let plan = Plan::new(spec, mesh, options).unwrap();
+        let on_device = masters(&plan, Offload::None).into_iter().max().unwrap();
+        for offload in [Offload::None, Offload::Optimizer] {
+            let shard = plan.memory_on_device(offload).shard;
+            prop_assert_eq!(shard, ByteCount::of(4 * on_device));
+        }
+        prop_assert_eq!(plan.memory_on_device(Offload::All).shard, ByteCount::ZERO);
+        let counted = masters(&plan, Offload::All);
+        for rank in mesh.ranks() {
+            let expected = ByteCount::of(4 * counted[rank.index()]);
+            prop_assert_eq!(plan.masters_offloaded(rank), expected);
+        }
+        let most = ByteCount::of(4 * counted.into_iter().max().unwrap());
+        let all = plan.memory_offloaded(Offload::All);
+        prop_assert_eq!(all.shard, most);
+        let [updated, copied] = most_updated(&plan, Unit::is_trainable);
+        let optimizer = plan.memory_offloaded(Offload::Optimizer);
+        prop_assert_eq!(optimizer.shard, ByteCount::of(4 * copied));
+        let partial = ByteCount::of(4 * updated);
+        prop_assert_eq!([optimizer.partial, all.partial], [partial; 2]);
+        let rounded = [DType::BF16, DType::F16].map(|dtype| {
+            most_updated(&plan, |unit| unit.compute_dtype.unwrap_or(param_dtype) == dtype)[1]
+        });
+        let rounded: usize = rounded.into_iter().sum();
+        prop_assert_eq!(all.gather_input, ByteCount::of(2 * rounded));
+        prop_assert_eq!(optimizer.gather_input, ByteCount::ZERO);
+    }
+
+    /// A single replica has nothing to divide.
+    #[test]
+    fn one_replica_has_the_costs_of_state_over_shards(
+        (spec, averages) in (model(), 0usize..=2),
+        shards in 1usize..=4,
+        (param_dtype, accumulation) in (wire(), accumulation()),
+    ) {
+        let spec = (0..averages).fold(spec, |spec, _| spec.averaged());
+        let mesh = Mesh::new(1, shards).unwrap();
+        let [over_shards, over_world] = StateOver::ALL.map(|state| {
+            let options = PlanOptions { param_dtype, accumulation, state, ..Default::default() };
+            Plan::new(spec.clone(), mesh, options).unwrap()
+        });
+        prop_assert!(!over_world.divides_state());
+        prop_assert_eq!(over_world.memory(), over_shards.memory());
+        for offload in Offload::EVERY {
+            let both = [&over_world, &over_shards];
+            let [world, shards] = both.map(|plan| plan.memory_on_device(offload));
+            prop_assert_eq!(world, shards);
+            let [world, shards] = both.map(|plan| plan.memory_offloaded(offload));
+            prop_assert_eq!(world, shards);
+        }
+        for rank in mesh.ranks() {
+            prop_assert_eq!(over_world.traffic(rank, 2), over_shards.traffic(rank, 2));
+            prop_assert_eq!(over_world.optimizer_state(rank), over_shards.optimizer_state(rank));
+            prop_assert_eq!(over_world.masters(rank), over_shards.masters(rank));
+            prop_assert_eq!(over_world.snapshot(rank), over_shards.snapshot(rank));
+        }
     }
 }
 
@@ -362,6 +483,37 @@ fn what_is_offloaded_moves_from_the_device_to_the_host() {
         bytes(half.memory_offloaded(Offload::All)),
         [shard, largest / 2, 2 * trained, 4 * 64]
     );
+}
+
+/// As above, where two replicas divide the state: slices of 16 and of 32 elements.
+#[test]
+fn what_is_offloaded_of_slices() {
+    let small = Unit::new("small").param(Param::new("a", [64]));
+    let large =
+        Unit::new("large").param(Param::new("b", [128])).param(Param::new("c", [64]).frozen());
+    let spec = ModelSpec::new().unit(small).unit(large);
+    let on = |param_dtype| {
+        let options = PlanOptions { param_dtype, state: StateOver::World, ..Default::default() };
+        Plan::new(spec.clone(), Mesh::new(2, 2).unwrap(), options).unwrap()
+    };
+    let bytes = |plan: MemoryPlan| {
+        let MemoryPlan { shard, gather_input, optimizer, partial, .. } = plan;
+        [shard, gather_input, optimizer, partial].map(ByteCount::get)
+    };
+    let [whole, trained, masters, largest] = [128, 96, 80, 32].map(|elements: u64| 4 * elements);
+    // AdamW pads the slice of 16 elements.
+    let state = 2 * 4 * 64;
+    let plan = on(DType::F32);
+    assert_eq!(bytes(plan.memory()), [whole, 0, state, trained]);
+    assert_eq!(bytes(plan.memory_on_device(Offload::Optimizer)), [whole, 0, 0, trained]);
+    assert_eq!(bytes(plan.memory_offloaded(Offload::Optimizer)), [largest, 0, state, largest]);
+    assert_eq!(bytes(plan.memory_on_device(Offload::All)), [0, whole, 0, trained]);
+    assert_eq!(bytes(plan.memory_offloaded(Offload::All)), [masters, 0, state, largest]);
+    let half = on(DType::BF16);
+    assert_eq!(bytes(half.memory()), [masters, whole / 2, state, trained]);
+    assert_eq!(bytes(half.memory_on_device(Offload::None)), [masters, whole / 2, state, trained]);
+    assert_eq!(bytes(half.memory_on_device(Offload::All)), [0, whole / 2, 0, trained]);
+    assert_eq!(bytes(half.memory_offloaded(Offload::All)), [masters, largest / 2, state, largest]);
 }
 
 /// As above, where the large unit computes in f32, or in f16, and the model in bf16.

@@ -1,12 +1,14 @@
 //! The states of optimizers and the owners of matrices, against counts that go element by element.
 
+use std::collections::HashMap;
+
 use hsdp_sharding::{
-    ByteCount, Coordinate, Error, Flow, Mesh, ModelSpec, Owners, Param, ParamId, Plan, PlanOptions,
-    Rank, Role, State, Unit, UpdatePlan, WholeMatrix, Wholes,
+    ByteCount, Coordinate, Error, Flow, Mesh, ModelSpec, Offload, Owners, Param, ParamId, Plan,
+    PlanOptions, Rank, Role, State, StateOver, Unit, UpdatePlan, WholeMatrix, Wholes,
 };
 use proptest::prelude::*;
 
-use crate::generators::{cases, mesh, model};
+use crate::generators::{cases, mesh, model, state_over, unit_with_rows};
 use crate::{slices, sums};
 
 /// A state that a parameter can have; `number` is one of its numbers.
@@ -40,10 +42,39 @@ fn updated(spec: &ModelSpec, numbers: &[(usize, usize)]) -> ModelSpec {
 }
 
 fn generated() -> impl Strategy<Value = Plan> {
+    let with_rows = unit_with_rows().prop_map(|unit| ModelSpec::new().unit(unit));
+    let spec = prop_oneof![2 => model(), 1 => with_rows];
     let numbers = prop::collection::vec((0usize..=4, 1usize..=300), 1..=9);
-    (model(), mesh(), numbers).prop_map(|(spec, mesh, numbers)| {
-        Plan::new(updated(&spec, &numbers), mesh, PlanOptions::default()).expect("a valid model")
+    (spec, mesh(), numbers, state_over()).prop_map(|(spec, mesh, numbers, state)| {
+        let options = PlanOptions { state, ..PlanOptions::default() };
+        Plan::new(updated(&spec, &numbers), mesh, options).expect("a valid model")
     })
+}
+
+/// Returns the number of ranks that update each element once.
+fn updaters(plan: &Plan) -> usize {
+    if slices::divided(plan) { plan.mesh().world_size() } else { plan.mesh().shard_size() }
+}
+
+/// Returns the rank whose slice has each element of a parameter.
+fn slicers(plan: &Plan, id: ParamId) -> Vec<usize> {
+    let mesh = plan.mesh();
+    let cuts: Vec<Vec<usize>> =
+        (0..mesh.shard_size()).map(|shard| slices::cuts(plan, id.unit, shard)).collect();
+    let numel = plan.spec()[id].numel();
+    let slicer = |element| {
+        let (shard_index, index) = place(plan, id, element);
+        let replicate_index = cuts[shard_index].partition_point(|cut| *cut <= index) - 1;
+        mesh.rank_at(Coordinate { replicate_index, shard_index }).index()
+    };
+    (0..numel).map(slicer).collect()
+}
+
+/// Returns the updater of each element of a parameter.
+fn updaters_of(plan: &Plan, id: ParamId) -> Vec<usize> {
+    let shards = plan.mesh().shard_size();
+    let updater = |rank| if slices::divided(plan) { rank } else { rank % shards };
+    slicers(plan, id).into_iter().map(updater).collect()
 }
 
 /// The shard that holds an element, and its index in the shard.
@@ -112,13 +143,22 @@ fn parameters(plan: &Plan) -> Vec<Whole> {
 
 fn owners_of(plan: &Plan, wholes: &[Whole]) -> Vec<usize> {
     let costs: Vec<usize> = wholes.iter().map(|&(.., rows, columns)| cost(rows, columns)).collect();
-    dealt(&costs, plan.mesh().shard_size())
+    dealt(&costs, updaters(plan))
 }
 
-/// The elements of a parameter in each shard.
-fn held(plan: &Plan, id: ParamId, numel: usize) -> Vec<usize> {
-    let mut held = vec![0; plan.mesh().shard_size()];
-    (0..numel).for_each(|element| held[place(plan, id, element).0] += 1);
+/// The elements of a parameter that each updater has, and the first elements among them of blocks
+/// that are counted from the start of a shard's piece.
+fn held(plan: &Plan, id: ParamId, block: usize) -> Vec<(usize, usize)> {
+    let mut held = vec![(0, 0); updaters(plan)];
+    let mut in_piece = 0;
+    let mut last = None;
+    for (element, updater) in updaters_of(plan, id).into_iter().enumerate() {
+        let (shard, _) = place(plan, id, element);
+        in_piece = if last == Some(shard) { in_piece + 1 } else { 0 };
+        last = Some(shard);
+        held[updater].0 += 1;
+        held[updater].1 += usize::from(in_piece % block == 0);
+    }
     held
 }
 
@@ -130,15 +170,16 @@ pub(crate) fn factors(shape: &[usize]) -> usize {
     (0..stacked).map(|_| matrix[0] + matrix[1]).sum()
 }
 
-/// The bytes of optimizer state by shard index.
-fn state_by_shard(plan: &Plan) -> Vec<usize> {
-    let mut bytes = vec![0; plan.mesh().shard_size()];
+/// The bytes of optimizer state by updater.
+fn state_by_updater(plan: &Plan) -> Vec<usize> {
+    let mut bytes = vec![0; updaters(plan)];
     for (id, param) in trainable(plan) {
-        for (bytes, len) in bytes.iter_mut().zip(held(plan, id, param.numel())) {
+        let block = if let State::EightBit { block } = param.state { block } else { 1 };
+        for (bytes, (len, blocks)) in bytes.iter_mut().zip(held(plan, id, block)) {
             let padded = (0..len).step_by(32).count() * 32;
             *bytes += match param.state {
                 State::Elements(slots) => 4 * slots * padded,
-                State::EightBit { block } => 2 * padded + 8 * (0..len).step_by(block).count(),
+                State::EightBit { .. } => 2 * padded + 8 * blocks,
                 State::Factored if param.shape.len() > 1 => 4 * factors(&param.shape),
                 State::Factored | State::Muon => 4 * padded,
                 State::Owned(_) => 0,
@@ -153,15 +194,14 @@ fn state_by_shard(plan: &Plan) -> Vec<usize> {
     bytes
 }
 
-/// The exchange of each shard index for some wholes: bytes received, extra memory, that beside and
-/// on a device, and the results.
+/// The exchange of each updater for some wholes: bytes received, extra memory, that beside and on a
+/// device, and the results.
 fn exchange(plan: &Plan, wholes: &[Whole], copies: usize) -> Vec<[usize; 5]> {
-    let shards = plan.mesh().shard_size();
+    let all = updaters(plan);
     let [mut sent, mut received, mut foreign, mut workspace, mut words, mut largest, mut square] =
-        [(); 7].map(|()| vec![0; shards]);
+        [(); 7].map(|()| vec![0; all]);
     for (&(id, start, rows, columns), owner) in wholes.iter().zip(owners_of(plan, wholes)) {
-        for element in start..start + rows * columns {
-            let (holder, _) = place(plan, id, element);
+        for holder in updaters_of(plan, id).into_iter().skip(start).take(rows * columns) {
             sent[holder] += copies;
             received[owner] += copies;
             if holder != owner {
@@ -192,48 +232,44 @@ fn exchange(plan: &Plan, wholes: &[Whole], copies: usize) -> Vec<[usize; 5]> {
         let staged = sent[it] / copies + words[it];
         [foreign[it], extra, beside, on_device, staged].map(|elements| 4 * elements)
     };
-    (0..shards).map(of).collect()
+    (0..all).map(of).collect()
 }
 
+/// The update of each rank.
 fn updates(plan: &Plan) -> Vec<UpdatePlan> {
     let wholes = [(matrices(plan), 1), (parameters(plan), 2)];
     let both: Vec<_> = wholes.iter().map(|(wholes, how)| exchange(plan, wholes, *how)).collect();
     let used = wholes.iter().filter(|(wholes, _)| !wholes.is_empty()).count();
-    let shards = plan.mesh().shard_size();
+    let all = updaters(plan);
     let summed = sums::counted(plan);
-    let of = |shard: usize| {
-        let bytes = both.iter().map(|it| it[shard][0]).sum();
-        let calls = if shards > 1 { 2 * used as u64 } else { 0 };
-        let [muon, owned] = [&both[0][shard], &both[1][shard]];
+    let of = |(rank, summed): (usize, Flow)| {
+        let updater = rank % all;
+        let bytes = both.iter().map(|it| it[updater][0]).sum();
+        let calls = if all > 1 { 2 * used as u64 } else { 0 };
+        let [muon, owned] = [&both[0][updater], &both[1][updater]];
         let (sums, factors) = sums::memory(plan);
         let of_each =
             [muon[1] + owned[4] + factors, owned[1] + muon[4] + factors, sums + muon[4] + owned[4]];
         let extra = ByteCount::of(of_each.into_iter().max().expect("three"));
         let exchanged = Flow { calls, bytes: ByteCount::of(bytes) };
         // Only Muon updates matrices on a device.
-        let extra_with_device = [both[0][shard][2], both[0][shard][3]].map(ByteCount::of);
-        UpdatePlan { exchanged, summed: summed[shard], extra, extra_with_device }
+        let extra_with_device = [muon[2], muon[3]].map(ByteCount::of);
+        UpdatePlan { exchanged, summed, extra, extra_with_device }
     };
-    (0..shards).map(of).collect()
+    summed.into_iter().enumerate().map(of).collect()
 }
 
 /// The bytes that each rank writes of trainable parameters and their state.
 fn written(plan: &Plan) -> Vec<usize> {
-    let mesh = plan.mesh();
-    let mut bytes = vec![0; mesh.world_size()];
-    let rank = |replicate_index, shard_index| {
-        mesh.rank_at(Coordinate { replicate_index, shard_index }).index()
-    };
+    let mut bytes = vec![0; plan.mesh().world_size()];
     for (id, param) in trainable(plan) {
-        let cuts: Vec<Vec<usize>> =
-            (0..mesh.shard_size()).map(|shard| slices::cuts(plan, id.unit, shard)).collect();
+        let slicers = slicers(plan, id);
         let mut in_piece = 0;
         let mut last = usize::MAX;
-        for element in 0..param.numel() {
-            let (shard, index) = place(plan, id, element);
+        for (element, rank) in slicers.iter().enumerate() {
+            let (shard, _) = place(plan, id, element);
             (in_piece, last) = (if shard == last { in_piece + 1 } else { 0 }, shard);
-            let replica = cuts[shard].partition_point(|cut| *cut <= index) - 1;
-            bytes[rank(replica, shard)] += 4 + match param.state {
+            bytes[*rank] += 4 + match param.state {
                 State::Elements(slots) => 4 * slots,
                 State::EightBit { block } => 8 + if in_piece % block == 0 { 8 } else { 0 },
                 State::Muon => 4,
@@ -242,13 +278,14 @@ fn written(plan: &Plan) -> Vec<usize> {
             };
         }
         if param.state == State::Factored && param.shape.len() > 1 {
-            bytes[rank(0, place(plan, id, 0).0)] += 4 * factors(&param.shape);
+            bytes[slicers[0]] += 4 * factors(&param.shape);
         }
     }
     let wholes = parameters(plan);
     for ((id, ..), owner) in wholes.iter().zip(owners_of(plan, &wholes)) {
         let State::Owned(words) = plan.spec()[*id].state else { panic!("it is owned") };
-        bytes[rank(0, owner)] += 4 * words;
+        // Without slices the owner is a shard, and ranks of the first replica have its numbers.
+        bytes[owner] += 4 * words;
     }
     bytes
 }
@@ -258,10 +295,12 @@ proptest! {
 
     #[test]
     fn state_is_what_is_counted(plan in generated()) {
-        let counted = state_by_shard(&plan);
+        let counted = state_by_updater(&plan);
+        prop_assert_eq!(plan.updaters(), counted.len());
         for rank in plan.mesh().ranks() {
-            let shard = plan.mesh().coordinate(rank).shard_index;
-            prop_assert_eq!(plan.optimizer_state(rank), ByteCount::of(counted[shard]));
+            let updater = rank.index() % counted.len();
+            prop_assert_eq!(plan.updater(rank), updater);
+            prop_assert_eq!(plan.optimizer_state(rank), ByteCount::of(counted[updater]));
         }
         let most = counted.into_iter().max().unwrap();
         prop_assert_eq!(plan.memory().optimizer, ByteCount::of(most));
@@ -271,13 +310,17 @@ proptest! {
     fn an_update_exchanges_what_is_counted(plan in generated()) {
         let counted = updates(&plan);
         for rank in plan.mesh().ranks() {
-            let expected = counted[plan.mesh().coordinate(rank).shard_index];
+            let expected = counted[rank.index()];
             prop_assert_eq!(plan.update(rank), expected);
             prop_assert_eq!(plan.traffic(rank, 3).update, expected.flow());
             prop_assert_eq!(plan.traffic(rank, 0).update, Flow::NONE);
         }
-        let most = counted.into_iter().map(|update| update.extra).max().unwrap();
-        prop_assert_eq!(plan.memory().update, most);
+        let most = |of: fn(&UpdatePlan) -> ByteCount| counted.iter().map(of).max().unwrap();
+        prop_assert_eq!(plan.memory().update, most(|update| update.extra));
+        let with_device =
+            [plan.memory_offloaded(Offload::None), plan.memory_on_device(Offload::None)];
+        prop_assert_eq!(with_device[0].update, most(|update| update.extra_with_device[0]));
+        prop_assert_eq!(with_device[1].update, most(|update| update.extra_with_device[1]));
     }
 
     #[test]
@@ -292,7 +335,7 @@ proptest! {
         }
     }
 
-    /// All elements of all matrices arrive at their owners, each once, from the shard that holds
+    /// All elements of all matrices arrive at their owners, each once, from the rank that updates
     /// it.
     #[test]
     fn every_element_is_sent_to_its_owner_once(plan in generated()) {
@@ -312,9 +355,11 @@ fn assert_all_arrive(plan: &Plan, owners: &Owners, expected: &[Whole]) {
     let own: Vec<usize> = (0..expected.len()).map(|index| owners.owner(index)).collect();
     assert_eq!(own, owners_of(plan, expected));
     let mut arrived: Vec<Vec<u8>> = expected.iter().map(|it| vec![0; it.2 * it.3]).collect();
-    for shard_index in 0..plan.mesh().shard_size() {
-        let sent = owners.sent_by(plan, shard_index);
-        assert_eq!(sent.len(), plan.mesh().shard_size());
+    let holders: HashMap<ParamId, Vec<usize>> =
+        expected.iter().map(|it| (it.0, updaters_of(plan, it.0))).collect();
+    for updater in 0..updaters(plan) {
+        let sent = owners.sent_by(plan, updater);
+        assert_eq!(sent.len(), updaters(plan));
         for (owner, parts) in sent.into_iter().enumerate() {
             assert!(parts.is_sorted_by(|one, next| one.matrix < next.matrix), "{parts:?}");
             for part in parts {
@@ -323,7 +368,9 @@ fn assert_all_arrive(plan: &Plan, owners: &Owners, expected: &[Whole]) {
                 assert_eq!(id.unit, part.unit);
                 for (offset, index) in part.shard.enumerate() {
                     let in_matrix = part.start + offset;
-                    assert_eq!(place(plan, id, start + in_matrix), (shard_index, index));
+                    assert_eq!(holders[&id][start + in_matrix], updater);
+                    let (shard, in_shard) = place(plan, id, start + in_matrix);
+                    assert_eq!((shard, in_shard), (updater % plan.mesh().shard_size(), index));
                     arrived[part.matrix][in_matrix] += 1;
                 }
             }
@@ -370,10 +417,15 @@ proptest! {
 }
 
 fn two_matrices(state: impl Fn(&Param) -> State) -> Plan {
+    two_matrices_over(StateOver::Shards, state)
+}
+
+fn two_matrices_over(over: StateOver, state: impl Fn(&Param) -> State) -> Plan {
     let unit = Unit::new("u").param(Param::new("a", [4, 4])).param(Param::new("b", [8, 8]));
     let spec = ModelSpec::new().unit(unit).updated_by(state);
     let mesh = Mesh::new(2, 2).expect("a mesh");
-    Plan::new(spec, mesh, PlanOptions::default()).expect("two small matrices")
+    let options = PlanOptions { state: over, ..PlanOptions::default() };
+    Plan::new(spec, mesh, options).expect("two small matrices")
 }
 
 /// Shard 0 has `a` and the first half of `b`, which it owns; shard 1 has the other half of `b`, and
@@ -392,6 +444,45 @@ fn an_update_by_hand() {
     assert_eq!(plan.memory().update, first.extra);
     assert_eq!(plan.traffic(Rank::new(0), 5).total().calls, 5 * 2 + 5 + 1 + 2);
     assert_eq!([0, 1].map(|rank| plan.optimizer_state(Rank::new(rank)).get()), [4 * 64, 4 * 32]);
+}
+
+/// Rank 0 has `a` and owns `b`. Rank 1 has the second half of `b` and owns `a`. Rank 2 has the
+/// first half of `b`, and rank 3 only padding.
+#[test]
+fn an_update_over_the_world_by_hand() {
+    let plan = two_matrices_over(StateOver::World, |_| State::Muon);
+    let updates = [0, 1, 2, 3].map(|rank| plan.update(Rank::new(rank)));
+    // There: all of `b`. Back: `a`. Then the other way round for half of `b`.
+    let exchanged = [64 + 16, 16 + 32, 32, 0];
+    let exchanged = exchanged.map(|words| Flow { calls: 2, bytes: ByteCount(4 * words) });
+    assert_eq!(updates.map(|update| update.exchanged), exchanged);
+    // What comes, with the workspace of the owned matrix or what is sent.
+    let extra = [64 + (64 + 2 * 64), 16 + (16 + 2 * 16), 32, 0];
+    assert_eq!(updates.map(|update| update.extra), extra.map(|words| ByteCount(4 * words)));
+    let state = [32, 32, 32, 0].map(|words| ByteCount(4 * words));
+    assert_eq!([0, 1, 2, 3].map(|rank| plan.optimizer_state(Rank::new(rank))), state);
+    let owned = two_matrices_over(StateOver::World, |_| State::Owned(7));
+    let state = [7, 7, 0, 0].map(|words| ByteCount(4 * words));
+    assert_eq!([0, 1, 2, 3].map(|rank| owned.optimizer_state(Rank::new(rank))), state);
+    // Each rank writes the parameters in its slice, and the state that it owns.
+    let written = [16 + 7, 32 + 7, 32, 0].map(|words| ByteCount(4 * words));
+    assert_eq!([0, 1, 2, 3].map(|rank| owned.snapshot(Rank::new(rank))), written);
+}
+
+/// The state of elements is on one rank. A slice that is no multiple of 32 elements is padded.
+#[test]
+fn state_over_the_world_is_there_once() {
+    let all = |over, len: usize| {
+        let unit = Unit::new("u").param(Param::new("w", [len]));
+        let spec = ModelSpec::new().unit(unit).updated_by(|_| State::Elements(3));
+        let options = PlanOptions { state: over, ..PlanOptions::default() };
+        let plan = Plan::new(spec, Mesh::new(4, 2).expect("a mesh"), options).expect("a plan");
+        plan.mesh().ranks().map(|rank| plan.optimizer_state(rank).get()).sum::<u64>()
+    };
+    assert_eq!(all(StateOver::Shards, 256), 4 * 3 * 4 * 256);
+    assert_eq!(all(StateOver::World, 256), 3 * 4 * 256);
+    // Slices of 40 elements.
+    assert_eq!(all(StateOver::World, 320), 3 * 4 * (8 * 64));
 }
 
 #[test]
@@ -494,13 +585,14 @@ fn owners_name_the_first_parameter_without_matrices() {
 fn an_average_is_an_f32_for_each_trained_element_of_a_shard() {
     let unit =
         Unit::new("u").param(Param::new("w", [10, 10])).param(Param::new("table", [500]).frozen());
-    let plan = |averages: usize| {
+    let plan = |state, averages: usize| {
         let spec = ModelSpec::new().unit(unit.clone()).updated_by(|_| State::Elements(1));
         let spec = (0..averages).fold(spec, |spec, _| spec.averaged());
-        Plan::new(spec, Mesh::new(2, 3).expect("a mesh"), PlanOptions::default()).expect("a plan")
+        let options = PlanOptions { state, ..PlanOptions::default() };
+        Plan::new(spec, Mesh::new(2, 3).expect("a mesh"), options).expect("a plan")
     };
-    let none = plan(0);
-    let two = plan(2);
+    let none = plan(StateOver::Shards, 0);
+    let two = plan(StateOver::Shards, 2);
     assert_eq!(none.fingerprint(), two.fingerprint(), "it is a prediction");
     // 100 elements on three ranks: 64, and 36, and none, each with padding to a multiple of 32.
     let shard = 64;
@@ -515,5 +607,9 @@ fn an_average_is_an_f32_for_each_trained_element_of_a_shard() {
             .sum();
         let [before, after] = [&none, &two].map(|plan| plan.snapshot(rank).get());
         assert_eq!(after, before + 2 * 4 * own as u64);
+        // Two slices of a shard, with the padding in them.
+        let over_world = [0, 2].map(|averages| plan(StateOver::World, averages));
+        let [before, after] = over_world.map(|plan| plan.optimizer_state(rank).get());
+        assert_eq!(after, before + 2 * 4 * shard / 2);
     }
 }

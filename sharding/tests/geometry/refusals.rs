@@ -1,6 +1,9 @@
 //! Plans and layouts that are refused, and the texts of their errors.
 
-use hsdp_sharding::{DType, Error, Mesh, ModelSpec, Param, Plan, PlanOptions, Unit, UnitLayout};
+use hsdp_sharding::{
+    DType, Error, FullCopies, Mesh, ModelSpec, Param, Plan, PlanOptions, StateOver, Unit,
+    UnitLayout,
+};
 
 fn plan(spec: ModelSpec, options: PlanOptions) -> Result<Plan, Error> {
     Plan::new(spec, Mesh::SINGLE, options)
@@ -43,6 +46,16 @@ fn parameters_and_gradients_travel_as_floats_of_at_most_32_bits() {
     let options = PlanOptions { reduce_dtype: DType::I64, ..PlanOptions::default() };
     let error = plan(spec(), options).unwrap_err().to_string();
     assert_eq!(error, "reduce_dtype = i64: expected f32, f16 or bf16");
+}
+
+#[test]
+fn replicas_that_divide_state_share_no_copies() {
+    let options = |state, full_copies| PlanOptions { state, full_copies, ..Default::default() };
+    let planned = |options| plan(ModelSpec::new().unit(unit(&[3])), options);
+    let refused = planned(options(StateOver::World, FullCopies::PerProcess)).unwrap_err();
+    assert_eq!(refused, Error::SharedCopies);
+    assert!(planned(options(StateOver::World, FullCopies::PerRank)).is_ok());
+    assert!(planned(options(StateOver::Shards, FullCopies::PerProcess)).is_ok());
 }
 
 #[test]

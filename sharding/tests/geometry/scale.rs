@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use hsdp_sharding::step::{DryRun, LossScale, Rules, UnitOrder};
 use hsdp_sharding::{
-    Accumulation, Mesh, ModelSpec, Owners, Param, ParamId, Plan, PlanOptions, Rank, State, Unit,
-    Wholes,
+    Accumulation, ByteCount, DType, Mesh, ModelSpec, Offload, Owners, Param, ParamId, Plan,
+    PlanOptions, Rank, State, StateOver, Unit, Wholes,
 };
 
 const UNITS: usize = 10_000;
@@ -91,6 +91,27 @@ fn ten_thousand_units_for_1024_ranks() {
         let thousandfold = of_ten.map(|it| it * UNITS as u64 / 10);
         assert_eq!(in_time(|| costs(&planned(UNITS, adapt))), thousandfold);
     }
+}
+
+/// Replicas that divide state have numbers for each rank. Each element has one master, and each
+/// matrix goes to its owner and back, except for the part that the owner has.
+#[test]
+fn slices_of_300_units_on_4096_ranks() {
+    let spec = (0..300).map(|index| block(index, by_muon)).fold(ModelSpec::new(), ModelSpec::unit);
+    let mesh = Mesh::new(16, 256).expect("4096 ranks");
+    let options =
+        PlanOptions { param_dtype: DType::BF16, state: StateOver::World, ..PlanOptions::default() };
+    let plan = Plan::new(spec, mesh, options).expect("a transformer");
+    let [masters, exchanged] = in_time(|| {
+        assert!(plan.memory().shard >= plan.memory_offloaded(Offload::All).shard);
+        let masters = mesh.ranks().map(|rank| plan.masters(rank));
+        let exchanged = mesh.ranks().map(|rank| plan.traffic(rank, 8).update.bytes);
+        [masters.sum::<ByteCount>(), exchanged.sum()]
+    });
+    let elements = plan.layouts().iter().map(|layout| layout.full_len() as u64).sum::<u64>();
+    assert_eq!(masters.get(), 4 * elements);
+    let of_matrices = 2 * 4 * 300 * 12 * 768 * 768;
+    assert!((of_matrices * 99 / 100..=of_matrices).contains(&exchanged.get()), "{exchanged}");
 }
 
 /// No owner has more work than another by more than the largest matrix.

@@ -1,7 +1,10 @@
 //! The slices of a shard that its replicas take, against a search over all places for a cut.
 
+use std::ops::Range;
+
 use hsdp_sharding::{
-    Coordinate, Granularity, Mesh, ModelSpec, Param, Piece, Plan, PlanOptions, State, Unit, UnitId,
+    Coordinate, Granularity, Mesh, ModelSpec, Param, Piece, Plan, PlanOptions, State, StateOver,
+    Unit, UnitId,
 };
 use proptest::prelude::*;
 
@@ -42,6 +45,27 @@ pub(crate) fn cuts(plan: &Plan, unit: UnitId, shard_index: usize) -> Vec<usize> 
         *places.iter().rev().min_by_key(|at| at.abs_diff(ideal(replica))).expect("0 is a place")
     };
     (0..=replicas).map(cut).collect()
+}
+
+/// Returns whether replicas have slices of their own to update.
+pub(crate) fn divided(plan: &Plan) -> bool {
+    plan.options().state == StateOver::World && plan.mesh().replicate_size() > 1
+}
+
+/// Returns the elements of its shard that each rank updates in a unit, by rank.
+pub(crate) fn updated(plan: &Plan, unit: UnitId) -> Vec<Range<usize>> {
+    let mesh = plan.mesh();
+    let of_shard = (0..mesh.shard_size()).map(|shard_index| cuts(plan, unit, shard_index));
+    let of_shard: Vec<Vec<usize>> = of_shard.collect();
+    let of_rank = |rank| {
+        let Coordinate { replicate_index, shard_index } = mesh.coordinate(rank);
+        let cuts = &of_shard[shard_index];
+        match divided(plan) {
+            true => cuts[replicate_index]..cuts[replicate_index + 1],
+            false => 0..cuts[mesh.replicate_size()],
+        }
+    };
+    mesh.ranks().map(of_rank).collect()
 }
 
 proptest! {

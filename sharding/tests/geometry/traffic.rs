@@ -3,11 +3,12 @@
 
 use hsdp_sharding::{
     Accumulation, AfterForward, Axis, ByteCount, DType, Flow, FullCopies, Mesh, ModelSpec, Param,
-    Plan, PlanOptions, Rank, Region, Role, Traffic, Unit,
+    Plan, PlanOptions, Rank, Region, Role, StateOver, Traffic, Unit, UnitId,
 };
 use proptest::prelude::*;
 
-use crate::generators::{accumulation, cases, full_copies, mesh, model, wire};
+use crate::generators::{accumulation, cases, full_copies, mesh, model, state_over, wire};
+use crate::slices;
 
 /// The shard that owns each element of a region.
 fn owners(region: Region) -> impl Iterator<Item = usize> {
@@ -91,6 +92,35 @@ impl Counter<'_> {
         }
     }
 
+    /// Receives, for every element of its slice, one contribution of each other replica.
+    fn scatter_sums(&mut self, unit: usize) {
+        let slice = slices::updated(self.plan, UnitId::new(unit))[self.rank.index()].clone();
+        let group = self.plan.mesh().group(Axis::Replicate, self.rank);
+        let others = group.into_iter().filter(|member| *member != self.rank).count();
+        let contributions: usize = slice.map(|_| others).sum();
+        let size = self.plan.options().reduce_dtype.size_bytes();
+        Self::record(&mut self.seen.scatter_sums, contributions * size);
+    }
+
+    /// Receives every element of the slices of the other replicas.
+    fn gather_slices(&mut self, unit: usize) {
+        let slices = slices::updated(self.plan, UnitId::new(unit));
+        let group = self.plan.mesh().group(Axis::Replicate, self.rank);
+        let others = group.into_iter().filter(|member| *member != self.rank);
+        let elements: usize = others.map(|member| slices[member.index()].len()).sum();
+        let declared = self.plan.spec().units()[unit].compute_dtype;
+        let size = declared.unwrap_or(self.plan.options().param_dtype).size_bytes();
+        Self::record(&mut self.seen.gather_slices, elements * size);
+    }
+
+    fn update(&mut self) {
+        for (unit, spec) in self.plan.spec().units().iter().enumerate() {
+            if slices::divided(self.plan) && spec.is_trainable() {
+                self.gather_slices(unit);
+            }
+        }
+    }
+
     fn microbatch(&mut self, place: Place) {
         let units = self.plan.spec().units();
         (0..units.len()).for_each(|unit| self.all_gather(unit));
@@ -110,7 +140,10 @@ impl Counter<'_> {
             self.reduce_scatter(unit);
         }
         if place == Place::Last || mode == Accumulation::Every {
-            self.all_reduce(unit);
+            match slices::divided(self.plan) {
+                true => self.scatter_sums(unit),
+                false => self.all_reduce(unit),
+            }
         }
     }
 }
@@ -127,6 +160,9 @@ fn counted(plan: &Plan, rank: Rank, microbatches: u64) -> Traffic {
     for left in (0..microbatches).rev() {
         counter.microbatch(if left == 0 { Place::Last } else { Place::Earlier });
     }
+    if microbatches > 0 {
+        counter.update();
+    }
     counter.seen
 }
 
@@ -139,10 +175,14 @@ proptest! {
         mesh in mesh(),
         (param_dtype, reduce_dtype) in (wire(), wire()),
         (accumulation, full_copies) in (accumulation(), full_copies()),
-        microbatches in 0u64..=3,
+        (state, microbatches) in (state_over(), 0u64..=3),
     ) {
+        let full_copies = match state {
+            StateOver::Shards => full_copies,
+            StateOver::World => FullCopies::PerRank,
+        };
         let options = PlanOptions {
-            param_dtype, reduce_dtype, accumulation, full_copies, ..Default::default()
+            param_dtype, reduce_dtype, accumulation, full_copies, state, ..Default::default()
         };
         let plan = Plan::new(spec, mesh, options).unwrap();
         for rank in [0, mesh.world_size() / 2, mesh.world_size() - 1].map(Rank::new) {
@@ -152,10 +192,14 @@ proptest! {
 }
 
 fn small_plan(mesh: &str, accumulation: Accumulation) -> Plan {
+    let options = PlanOptions { accumulation, ..PlanOptions::default() };
+    small_plan_with(mesh, options)
+}
+
+fn small_plan_with(mesh: &str, options: PlanOptions) -> Plan {
     let spec = ModelSpec::new()
         .unit(Unit::new("a").param(Param::new("w", [256])).param(Param::new("t", [64]).frozen()))
         .unit(Unit::new("b").param(Param::new("v", [128])).keep());
-    let options = PlanOptions { accumulation, ..PlanOptions::default() };
     Plan::new(spec, mesh.parse().expect("a mesh"), options).expect("two small units")
 }
 
@@ -169,6 +213,23 @@ fn a_step_by_hand() {
     let all_reduce = Flow { calls: 2, bytes: ByteCount((128 + 64) * 4) };
     assert_eq!(traffic, Traffic { all_gather, reduce_scatter, all_reduce, ..Traffic::default() });
     assert_eq!(traffic.total().calls, 17);
+}
+
+/// Slices are halves of the 128 and 64 trainable elements of a shard.
+#[test]
+fn a_step_with_state_over_the_world_by_hand() {
+    let options =
+        PlanOptions { param_dtype: DType::BF16, state: StateOver::World, ..PlanOptions::default() };
+    let traffic = small_plan_with("2x2", options).traffic(Rank::new(1), 3);
+    assert_eq!(traffic.scatter_sums, Flow { calls: 2, bytes: ByteCount((64 + 32) * 4) });
+    assert_eq!(traffic.gather_slices, Flow { calls: 2, bytes: ByteCount((64 + 32) * 2) });
+    assert_eq!(traffic.all_reduce, Flow::NONE);
+    assert_eq!(traffic.total().calls, 9 + 6 + 2 + 2);
+    let one_replica = |state| small_plan_with("1x2", PlanOptions { state, ..options });
+    assert_eq!(
+        one_replica(StateOver::World).traffic(Rank::new(1), 3),
+        one_replica(StateOver::Shards).traffic(Rank::new(1), 3)
+    );
 }
 
 /// Every unit is kept. The first one computes in f32, all else and the wire are bf16.
