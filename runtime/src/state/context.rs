@@ -231,8 +231,7 @@ impl Context {
     pub(crate) fn scope_of_parameters(&self, unit: UnitId) -> Scope {
         let stay = self.device.as_ref().is_none_or(|device| device.offload == Offload::All);
         let HeldMasters { trained, all } = self.held(unit);
-        let stay =
-            stay && self.plan.layout(unit).stored().is_none() && trained.len() == all;
+        let stay = stay && self.plan.layout(unit).stored().is_none() && trained.len() == all;
         memory::scope(if stay { Category::Shard } else { Category::Other })
     }
 

@@ -86,7 +86,10 @@ impl SliceGathers {
                 (Located::Host(lent), error)
             }
             Located::Device(There { value, device }) => {
-                let value = LentInput::of({ let _ = (tag, cuts, &value); unimplemented!("DEVICE_PENDING") });
+                let value = LentInput::of({
+                    let _ = (tag, cuts, &value);
+                    unimplemented!("DEVICE_PENDING")
+                });
                 let error = value.error();
                 (Located::Device(There { value, device }), error)
             }
