@@ -113,7 +113,7 @@ impl Described {
 pub(crate) struct Issuing {
     /// The description that the members compare.
     pub(crate) compared: Arc<Descriptor>,
-    /// A digest of the function and of the layout.
+    /// A digest of the function, the layout and the cuts.
     pub(crate) signature: u64,
     pub(crate) entry: EntryNumber,
 }

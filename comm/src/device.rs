@@ -11,6 +11,7 @@
 //!
 //! In reading order: the calls, the contribution and the output of a member, the work.
 
+use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -21,8 +22,11 @@ use hsdp_sharding::{DType, Rank, UnitLayout, balanced};
 
 use crate::call::{Described, GroupCall, Issuing};
 use crate::engine::Record;
-use crate::execute::{At, Contribute, LAYOUTS_DIFFER, Meter, Outputs, Work};
+use crate::execute::{At, Contribute, LAYOUTS_DIFFER, Meter, Outputs, Work, one_cut};
+use crate::lease::{Leased, lend};
 use crate::nccl::{NcclCarrier, Transfer};
+use crate::parts::{PendingParts, Ungathered};
+use crate::pattern::{Pattern, nth};
 use crate::rolling::signature;
 use crate::sync::Mutex;
 use crate::units::scaled_sum;
@@ -93,7 +97,7 @@ impl Group {
         let caller = self.caller(op, tag, shard.device())?;
         let call = GroupCall::new(op, tag).of(dtype, layout.shard_len());
         let input = DeviceInput::Gather { layout, shard };
-        self.issue_on_device(call, DeviceMember { caller, input, output: full, packed: None })
+        self.issue_on_device(call, DeviceMember::new(caller, input, full.into()))
     }
 
     /// Reduces a unit's gradients: member `s` gets the sum over members, in their order, of
@@ -133,7 +137,7 @@ impl Group {
             noted,
             microbatch,
         });
-        self.issue_on_device(call, DeviceMember { caller, input, output, packed: None })
+        self.issue_on_device(call, DeviceMember::new(caller, input, output.into()))
     }
 
     /// Sums f32 elements over the members: every member gets the sum in member order of
@@ -155,7 +159,61 @@ impl Group {
         let caller = self.caller(op, tag, values.device())?;
         let call = scaled_sum(op, tag, values.len(), scaling);
         let input = DeviceInput::AllReduce(scaling);
-        self.issue_on_device(call, DeviceMember { caller, input, output: values, packed: None })
+        self.issue_on_device(call, DeviceMember::new(caller, input, values.into()))
+    }
+
+    /// Sums f32 elements over the members, each its own part, as
+    /// [`reduce_scatter_scaled`](Self::reduce_scatter_scaled).
+    ///
+    /// `values`: `[n]`, f32; output `[n]`, in the same buffer. `cuts`: `[size + 1]`, ascending from
+    /// 0 to `n`, the same on all members.
+    ///
+    /// # Errors
+    /// [`CallError::Refused`](crate::CallError) if the values are not f32, or the cuts do not
+    /// ascend from 0 to `n`, or are not one more than the members; [`Error::Device`].
+    pub fn reduce_scatter_scaled_on_device(
+        &self,
+        tag: Tag,
+        cuts: Arc<[usize]>,
+        values: DeviceBuffer,
+        scaling: Scaling,
+    ) -> Result<Pending<DeviceBuffer>, Error> {
+        let op = Op::ReduceScatter;
+        self.check_is_f32(op, &values)?;
+        let count = self.check_cuts(op, &cuts)?;
+        self.check_len(op, "the input", values.len(), count)?;
+        let scaling = self.effective(scaling);
+        let caller = self.caller(op, tag, values.device())?;
+        let call = scaled_sum(op, tag, count, scaling);
+        let input = DeviceInput::ReduceParts { cuts, scaling };
+        self.issue_on_device(call, DeviceMember::new(caller, input, values.into()))
+    }
+
+    /// Gathers parts in place, as [`gather_parts`](Self::gather_parts).
+    ///
+    /// Where ranks are processes, the operation is complete when it is issued. In a step that is
+    /// aborted later, the parts of other members may be undefined, and the part of this member is
+    /// as it was.
+    ///
+    /// # Errors
+    /// Each with the way to the buffer. [`CallError::Refused`](crate::CallError) if the cuts do not
+    /// ascend from 0, or are not one more than the members, or the buffer ends before the last of
+    /// them; [`Error::Device`].
+    pub fn gather_parts_on_device(
+        &self,
+        tag: Tag,
+        cuts: Arc<[usize]>,
+        buffer: DeviceBuffer,
+    ) -> Result<PendingParts<DeviceBuffer>, Ungathered<DeviceBuffer>> {
+        let op = Op::AllGather;
+        let (buffer, lease) = lend(buffer);
+        let issued = self.check_parts_of(&cuts, buffer.len()).and_then(|count| {
+            let caller = self.caller(op, tag, buffer.device())?;
+            let call = GroupCall::new(op, tag).of(buffer.dtype(), count);
+            let input = DeviceInput::GatherParts(cuts);
+            self.issue_on_device(call, DeviceMember::new(caller, input, buffer))
+        });
+        self.lent(tag, lease).pending(issued)
     }
 
     /// Issues an operation on devices. Where members share no memory, this rank's part is issued at
@@ -179,9 +237,10 @@ impl Group {
             }
             let site = at.site;
             let at = At { actual, ranks: &site.ranks, slot: site.slot, round: 0 };
+            let received = own.pattern(at.pattern()).received();
             match O::try_from(self.issue_at_once(entry, &described, own, at)) {
                 Ok(output) => {
-                    ledger.received(actual.channel, actual.op, at.pattern().received());
+                    ledger.received(actual.channel, actual.op, received);
                     Ok(Pending::ready(output))
                 }
                 Err(error) => {
@@ -200,7 +259,8 @@ impl Group {
         mut own: DeviceMember,
         at: At<'_>,
     ) -> DeviceOutput {
-        let signature = signature(own.op() as u8, own.layout().map(|layout| &**layout));
+        let layout = own.layout().map(|layout| &**layout);
+        let signature = signature(own.op() as u8, layout, own.cuts());
         let issuing = Issuing { compared: Arc::clone(&described.compared), signature, entry };
         own.caller.carrier.iter_mut().for_each(|carrier| carrier.issuing = Some(issuing.clone()));
         let work = DeviceMember::assemble(vec![own], at).expect("one member agrees with itself");
@@ -216,7 +276,7 @@ impl Group {
         let stream = stream.map_err(|error| self.device_error(op, tag, error))?;
         let carrier =
             if self.size() > 1 { handle.nccl.carrier(&handle.own, self.id(), step) } else { None };
-        Ok(Caller { rank, step, stream, carrier })
+        Ok(Caller { rank, slot: self.index(), step, stream, carrier })
     }
 
     fn device_error(&self, op: Op, tag: Tag, error: CudaError) -> Error {
@@ -235,16 +295,18 @@ impl Group {
 pub(crate) struct DeviceMember {
     caller: Caller,
     input: DeviceInput,
-    /// The whole unit of a gather, the partial of a reduction, or the elements of an all-reduce.
-    output: DeviceBuffer,
+    /// The whole unit of a gather, the partial of a reduction, or the elements of an operation in
+    /// place.
+    output: Leased<DeviceBuffer>,
     /// The elements for the wire, or the error of packing them.
     packed: Option<Result<DeviceBuffer, CudaError>>,
 }
 
-/// A member's rank and step, and its ways to its device and to the others.
+/// A member's rank, slot and step, and its ways to its device and to the others.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
     rank: Rank,
+    slot: usize,
     step: u64,
     stream: Arc<Stream>,
     /// `None` where the group does not go by NCCL.
@@ -253,9 +315,19 @@ pub(crate) struct Caller {
 
 /// The elements that a member brings, by operation.
 enum DeviceInput {
-    Gather { layout: Arc<UnitLayout>, shard: Arc<DeviceBuffer> },
+    Gather {
+        layout: Arc<UnitLayout>,
+        shard: Arc<DeviceBuffer>,
+    },
     Reduce(DeviceGradients),
     AllReduce(Scaling),
+    /// Each member sums its own part in place.
+    ReduceParts {
+        cuts: Arc<[usize]>,
+        scaling: Scaling,
+    },
+    /// Each member gives its own part to the others in place.
+    GatherParts(Arc<[usize]>),
 }
 
 /// The gradients of a unit, in one microbatch.
@@ -269,13 +341,22 @@ struct DeviceGradients {
 }
 
 /// The buffer and the notes that a member gets, or the reason that there are none.
-pub(crate) struct DeviceOutput(Result<(DeviceBuffer, Option<Noted>), Error>);
+pub(crate) struct DeviceOutput(Result<(Leased<DeviceBuffer>, Option<Noted>), Error>);
 
 impl TryFrom<DeviceOutput> for DeviceBuffer {
     type Error = Error;
 
     fn try_from(issued: DeviceOutput) -> Result<Self, Error> {
-        issued.0.map(|(buffer, _)| buffer)
+        issued.0.map(|(buffer, _)| buffer.keep())
+    }
+}
+
+/// The buffer returns to its lease.
+impl TryFrom<DeviceOutput> for () {
+    type Error = Error;
+
+    fn try_from(issued: DeviceOutput) -> Result<Self, Error> {
+        issued.0.map(drop)
     }
 }
 
@@ -284,13 +365,17 @@ impl TryFrom<DeviceOutput> for DeviceReduced {
 
     fn try_from(issued: DeviceOutput) -> Result<Self, Error> {
         let (partial, noted) = issued.0?;
-        Ok(Self { partial, noted: noted.expect("a reduction has notes") })
+        Ok(Self { partial: partial.keep(), noted: noted.expect("a reduction has notes") })
     }
 }
 
 impl Contribute for DeviceMember {
     type Gets = DeviceOutput;
     type Work = DeviceIssue;
+
+    fn pattern<'a>(&'a self, plain: Pattern<'a>) -> Pattern<'a> {
+        self.cuts().map_or(plain, |cuts| plain.cut(cuts))
+    }
 
     fn gradients(&mut self) -> &mut [Option<Arc<dyn GradientValues>>] {
         match &mut self.input {
@@ -299,21 +384,31 @@ impl Contribute for DeviceMember {
         }
     }
 
+    fn introduce(all: &mut [Self]) -> Result<(), String> {
+        let kind = |member: &Self| mem::discriminant(&member.input);
+        if all.iter().any(|member| kind(member) != kind(&all[0])) {
+            return Err("ranks call different functions".to_owned());
+        }
+        one_cut(all.len(), |slot| all[slot].cuts())
+    }
+
     fn assemble(all: Vec<Self>, _at: At<'_>) -> Result<DeviceIssue, String> {
         let first = &all[0];
         if all.iter().any(|member| member.layout() != first.layout()) {
             return Err(LAYOUTS_DIFFER.to_owned());
         }
         let op = first.op();
-        let len = first.output.len();
-        if let Some(other) = all.iter().find(|member| member.output.len() != len) {
-            return Err(format!("member 0 brings {len} elements, another {}", other.output.len()));
+        let calls_users = matches!(first.input, DeviceInput::Reduce(_));
+        let len = first.len();
+        if let Some(other) = all.iter().find(|member| member.len() != len) {
+            return Err(format!("member 0 brings {len} elements, another {}", other.len()));
         }
         let carriers: Vec<_> = all.iter().filter_map(|it| it.caller.carrier.clone()).collect();
         if ![0, all.len()].contains(&carriers.len()) {
             return Err(format!("{} of {} ranks go by NCCL", carriers.len(), all.len()));
         }
-        Ok(DeviceIssue { op, members: all.into_iter().map(Mutex::new).collect(), carriers })
+        let members = all.into_iter().map(Mutex::new).collect();
+        Ok(DeviceIssue { op, calls_users, members, carriers })
     }
 
     fn alone(self, _at: At<'_>) -> DeviceOutput {
@@ -322,10 +417,14 @@ impl Contribute for DeviceMember {
 }
 
 impl DeviceMember {
+    fn new(caller: Caller, input: DeviceInput, output: Leased<DeviceBuffer>) -> Self {
+        Self { caller, input, output, packed: None }
+    }
+
     fn op(&self) -> Op {
         match self.input {
-            DeviceInput::Gather { .. } => Op::AllGather,
-            DeviceInput::Reduce(_) => Op::ReduceScatter,
+            DeviceInput::Gather { .. } | DeviceInput::GatherParts(_) => Op::AllGather,
+            DeviceInput::Reduce(_) | DeviceInput::ReduceParts { .. } => Op::ReduceScatter,
             DeviceInput::AllReduce(_) => Op::AllReduce,
         }
     }
@@ -335,11 +434,25 @@ impl DeviceMember {
         match &self.input {
             DeviceInput::Gather { layout, .. } => Some(layout),
             DeviceInput::Reduce(gradients) => Some(&gradients.layout),
-            DeviceInput::AllReduce(_) => None,
+            _ => None,
         }
     }
 
-    fn into_output(self) -> (DeviceBuffer, Option<Noted>) {
+    /// Starts of the members' parts and the end of the last one, where members have parts of their
+    /// own.
+    fn cuts(&self) -> Option<&[usize]> {
+        match &self.input {
+            DeviceInput::ReduceParts { cuts, .. } | DeviceInput::GatherParts(cuts) => Some(cuts),
+            _ => None,
+        }
+    }
+
+    /// The number of elements of the output that the operation touches.
+    fn len(&self) -> usize {
+        self.cuts().map_or(self.output.len(), |cuts| cuts[cuts.len() - 1])
+    }
+
+    fn into_output(self) -> (Leased<DeviceBuffer>, Option<Noted>) {
         match self.input {
             DeviceInput::Reduce(gradients) => (self.output, Some(gradients.noted)),
             _ => (self.output, None),
@@ -360,9 +473,11 @@ impl DeviceMember {
     fn pack(&mut self) {
         let stream = Arc::clone(&self.caller.stream);
         let packed = match &mut self.input {
-            DeviceInput::Gather { .. } => return,
+            DeviceInput::Gather { .. } | DeviceInput::GatherParts(_) => return,
             DeviceInput::Reduce(gradients) => gradients.packed(&stream),
-            DeviceInput::AllReduce(scaling) => rounded(&stream, &self.output, *scaling),
+            DeviceInput::AllReduce(scaling) | DeviceInput::ReduceParts { scaling, .. } => {
+                rounded(&stream, &self.output, *scaling)
+            }
         };
         self.packed = Some(packed);
     }
@@ -372,7 +487,6 @@ impl DeviceMember {
         let stream = &self.caller.stream;
         let output = &mut self.output;
         match &mut self.input {
-            DeviceInput::Gather { .. } => Ok(()),
             DeviceInput::Reduce(DeviceGradients { scaling, fold, noted, microbatch, .. }) => {
                 let notes = Some(Notes { noted, round: *microbatch });
                 stream.sum(output, wires, range, scaling.post, *fold, notes)
@@ -380,7 +494,44 @@ impl DeviceMember {
             DeviceInput::AllReduce(scaling) => {
                 stream.sum(output, wires, range, scaling.post, Fold::Replace, None)
             }
+            _ => Ok(()),
         }
+    }
+
+    /// Sums a range of what members have packed, apart from the output. Returns the sums, and their
+    /// range in that buffer.
+    fn sums(
+        &self,
+        wires: &[&DeviceBuffer],
+        range: Range<usize>,
+    ) -> Result<(DeviceBuffer, Range<usize>), CudaError> {
+        let (DeviceInput::AllReduce(scaling) | DeviceInput::ReduceParts { scaling, .. }) =
+            self.input
+        else {
+            unreachable!("other members have no such sums")
+        };
+        // The kernel begins where its vectors do, a little before the range: that is summed, and
+        // not used.
+        let begin = range.start / WIDTH * WIDTH;
+        let summed = begin..range.end;
+        let mut sums = self.room(DType::F32, summed.len(), "sums of partials")?;
+        let stream = &self.caller.stream;
+        stream.sum(&mut sums, wires, summed, scaling.post, Fold::Replace, None)?;
+        Ok((sums, range.start - begin..range.end - begin))
+    }
+
+    /// Sums a range of what members have packed into a part of the output.
+    fn sum_part(
+        &mut self,
+        wires: &[&DeviceBuffer],
+        range: Range<usize>,
+        part: Range<usize>,
+    ) -> Result<(), CudaError> {
+        if part.is_empty() {
+            return Ok(());
+        }
+        let (sums, from) = self.sums(wires, range)?;
+        self.output.copy(&self.caller.stream, part, &sums, from)
     }
 
     /// The error that says that this member's part failed.
@@ -422,6 +573,8 @@ const WIDTH: usize = 4;
 /// An operation, to be issued on the streams of its members.
 pub(crate) struct DeviceIssue {
     op: Op,
+    /// Whether members lend gradients.
+    calls_users: bool,
     /// Members by slot. Each is packed under its lock.
     members: Vec<Mutex<DeviceMember>>,
     /// Carriers of all members, if NCCL carries the operation.
@@ -442,7 +595,7 @@ impl Work for DeviceIssue {
 
     /// Gradients on the host are lent by code of users.
     fn calls_users(&self) -> bool {
-        self.op == Op::ReduceScatter
+        self.calls_users
     }
 
     fn run(&self, block: usize, meter: &Meter<'_>) {
@@ -467,12 +620,28 @@ fn issue(members: &mut [DeviceMember], carriers: &[NcclCarrier]) -> Result<(), E
         packed.map_err(|error| member.failed(error))
     });
     let wires: Vec<_> = packed.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
-    match members[0].op() {
-        Op::AllGather if carriers.is_empty() => each(members, place_all(members)),
-        Op::AllGather => gather_by_nccl(members, carriers),
-        Op::ReduceScatter if carriers.is_empty() => sum_shards(members, &wires),
-        _ if carriers.is_empty() => sum_owned(members, &wires),
-        op => sum_by_nccl(members, op, carriers, wires),
+    let is_by_nccl = !carriers.is_empty();
+    let op = members[0].op();
+    match &members[0].input {
+        DeviceInput::Gather { .. } if is_by_nccl => gather_by_nccl(members, carriers),
+        DeviceInput::Gather { .. } => each(members, place_all(members)),
+        DeviceInput::GatherParts(cuts) => {
+            let cuts = Arc::clone(cuts);
+            match is_by_nccl {
+                true => gather_parts_by_nccl(members, carriers, &cuts),
+                false => place_parts(members, &cuts),
+            }
+        }
+        DeviceInput::ReduceParts { cuts, .. } => {
+            let cuts = Arc::clone(cuts);
+            match is_by_nccl {
+                true => sum_parts_by_nccl(members, carriers, &cuts, &wires),
+                false => sum_parts(members, &cuts, &wires),
+            }
+        }
+        _ if is_by_nccl => sum_by_nccl(members, op, carriers, wires),
+        DeviceInput::Reduce(_) => sum_shards(members, &wires),
+        DeviceInput::AllReduce(_) => sum_owned(members, &wires),
     }
 }
 
@@ -563,22 +732,46 @@ fn sum_of_owner(
     owner: usize,
     wires: &[&DeviceBuffer],
 ) -> Result<(), CudaError> {
-    let DeviceInput::AllReduce(scaling) = members[owner].input else { return Ok(()) };
     let owned = balanced(members[owner].output.len(), members.len(), owner);
     if owned.is_empty() {
         return Ok(());
     }
-    // The kernel begins where its vectors do, a little before what is owned: that is summed, and
-    // not copied.
-    let begin = owned.start / WIDTH * WIDTH;
-    let summed = begin..owned.end;
-    let mut sums = members[owner].room(DType::F32, summed.len(), "sums of partials")?;
+    let (sums, from) = members[owner].sums(wires, owned.clone())?;
     let stream = Arc::clone(&members[owner].caller.stream);
-    stream.sum(&mut sums, wires, summed, scaling.post, Fold::Replace, None)?;
-    members.iter_mut().try_for_each(|member| {
-        let from = owned.start - begin..owned.end - begin;
-        member.output.copy(&stream, owned.clone(), &sums, from)
+    members
+        .iter_mut()
+        .try_for_each(|member| member.output.copy(&stream, owned.clone(), &sums, from.clone()))
+}
+
+/// Each member sums its own part of the packed elements.
+fn sum_parts(
+    members: &mut [DeviceMember],
+    cuts: &[usize],
+    wires: &[DeviceBuffer],
+) -> Result<(), Error> {
+    let wires: Vec<&DeviceBuffer> = wires.iter().collect();
+    each(members, |slot, member| {
+        let part = nth(cuts, slot);
+        member.sum_part(&wires, part.clone(), part)
     })
+}
+
+/// Each member copies its own part to all others.
+fn place_parts(members: &mut [DeviceMember], cuts: &[usize]) -> Result<(), Error> {
+    for owner in 0..members.len() {
+        let part = nth(cuts, owner);
+        if part.is_empty() {
+            continue;
+        }
+        for taker in (0..members.len()).filter(|taker| *taker != owner) {
+            let pair = members.get_disjoint_mut([owner, taker]);
+            let [owner, taker] = pair.expect("two members of the operation");
+            let stream = &owner.caller.stream;
+            let copied = taker.output.copy(stream, part.clone(), &owner.output, part.clone());
+            copied.map_err(|error| owner.failed(error))?;
+        }
+    }
+    Ok(())
 }
 
 /// NCCL sums what members have packed, in the dtype of the wire; what each gets of it goes into its
@@ -604,4 +797,81 @@ fn sum_by_nccl(
     }
     let sums = if op == Op::ReduceScatter { &shards } else { &wires };
     each(members, |slot, member| member.sum(&[&sums[slot]], 0..sums[slot].len()))
+}
+
+/// Returns the elements of the longest part: so many have all parts on their way by NCCL.
+fn longest(cuts: &[usize]) -> usize {
+    cuts.windows(2).map(|cut| cut[1] - cut[0]).max().unwrap_or(0)
+}
+
+/// Returns the parts with the places that they have side by side, padded to the longest.
+fn padded(cuts: &[usize]) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+    let longest = longest(cuts);
+    let parts = cuts.windows(2).enumerate();
+    let place = move |(slot, cut): (usize, &[usize])| {
+        let start = slot * longest;
+        (cut[0]..cut[1], start..start + cut[1] - cut[0])
+    };
+    parts.map(place).filter(|(part, _)| !part.is_empty())
+}
+
+/// NCCL sums what members have packed, in parts that are padded to the longest; each member reads
+/// the sum of its own part into its output. The padding is undefined, and nobody uses its sums.
+fn sum_parts_by_nccl(
+    members: &mut [DeviceMember],
+    carriers: &[NcclCarrier],
+    cuts: &[usize],
+    wires: &[DeviceBuffer],
+) -> Result<(), Error> {
+    let len = longest(cuts);
+    let mut staged = Vec::with_capacity(members.len());
+    for (member, wire) in members.iter().zip(wires) {
+        let stage = || {
+            let mut parts = member.room(wire.dtype(), len * (cuts.len() - 1), "padded partials")?;
+            for (part, place) in padded(cuts) {
+                parts.copy(&member.caller.stream, place, wire, part)?;
+            }
+            Ok((parts, member.room(wire.dtype(), len, "a sum on the wire")?))
+        };
+        staged.push(stage().map_err(|error| member.failed(error))?);
+    }
+    let transfers = staged.iter_mut().map(|(parts, sum)| Transfer::whole(Some(parts), sum));
+    NcclCarrier::carry(carriers, Op::ReduceScatter, transfers.collect())?;
+    each(members, |index, member| {
+        let part = nth(cuts, member.caller.slot);
+        member.sum_part(&[&staged[index].1], 0..part.len(), part)
+    })
+}
+
+/// NCCL gathers the parts of members, padded to the longest, beside the outputs; each member copies
+/// those of the others to where they belong. So its own part is not written, whatever becomes of
+/// the call.
+fn gather_parts_by_nccl(
+    members: &mut [DeviceMember],
+    carriers: &[NcclCarrier],
+    cuts: &[usize],
+) -> Result<(), Error> {
+    let len = longest(cuts);
+    let mut staged = Vec::with_capacity(members.len());
+    for member in &*members {
+        let stage = || {
+            let dtype = member.output.dtype();
+            let mut own = member.room(dtype, len, "a padded part")?;
+            let part = nth(cuts, member.caller.slot);
+            if !part.is_empty() {
+                own.copy(&member.caller.stream, 0..part.len(), &member.output, part)?;
+            }
+            Ok((own, member.room(dtype, len * (cuts.len() - 1), "padded parts")?))
+        };
+        staged.push(stage().map_err(|error| member.failed(error))?);
+    }
+    let transfers = staged.iter_mut().map(|(own, parts)| Transfer::whole(Some(own), parts));
+    NcclCarrier::carry(carriers, Op::AllGather, transfers.collect())?;
+    each(members, |index, member| {
+        let own = nth(cuts, member.caller.slot);
+        for (part, place) in padded(cuts).filter(|(part, _)| *part != own) {
+            member.output.copy(&member.caller.stream, part, &staged[index].1, place)?;
+        }
+        Ok(())
+    })
 }

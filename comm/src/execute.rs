@@ -24,7 +24,7 @@ use bytemuck::Pod;
 use hsdp_kernels::{DisjointBuffer, DisjointVec, GradientValues, ValuesMut};
 use hsdp_sharding::{Piece, Rank, UnitLayout};
 
-pub(crate) use self::parts::{PartsContribution, digest, one_cut};
+pub(crate) use self::parts::{PartsContribution, one_cut};
 pub(crate) use self::unit_gather::{SharedGatherContribution, UnitGatherContribution};
 pub(crate) use self::unit_reduce::UnitReduceContribution;
 pub use self::unit_reduce::{Accumulator, Contribution, NonFiniteAt, Reduced};

@@ -57,6 +57,13 @@ impl<B> Leased<B> {
     }
 }
 
+/// A buffer to which no caller has a claim.
+impl<B> From<B> for Leased<B> {
+    fn from(buffer: B) -> Self {
+        lend(buffer).0
+    }
+}
+
 impl<B> Deref for Leased<B> {
     type Target = B;
 
@@ -77,5 +84,41 @@ impl<B> Drop for Leased<B> {
             *self.home.returned.lock() = Some(buffer);
             self.home.changed.notify_all();
         }
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_buffer_comes_back_when_the_operation_lets_go_of_it() {
+        let (mut leased, lease) = lend(vec![1, 2]);
+        leased.push(3);
+        assert_eq!(lease.take(), None);
+        assert_eq!(lease.wait(Duration::from_millis(20)), None, "it is in use");
+        let worker = thread::spawn(move || {
+            thread::park_timeout(Duration::from_millis(50));
+            drop(leased);
+        });
+        assert_eq!(lease.wait(Duration::from_secs(60)), Some(vec![1, 2, 3]));
+        worker.join().expect("no panic");
+        assert_eq!(lease.take(), None, "it came back once");
+    }
+
+    #[test]
+    fn a_buffer_that_is_kept_does_not_come_back() {
+        let (leased, lease) = lend(7);
+        assert_eq!(leased.keep(), 7);
+        assert_eq!(lease.take(), None);
+    }
+
+    #[test]
+    fn a_buffer_without_a_claim_is_dropped() {
+        let alive = Arc::new(());
+        drop(Leased::from(Arc::clone(&alive)));
+        assert_eq!(Arc::strong_count(&alive), 1);
     }
 }

@@ -169,3 +169,27 @@ impl<B> fmt::Debug for Ungathered<B> {
         write!(f, "Ungathered({:?})", self.error)
     }
 }
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{Channel, World, WorldOptions};
+
+    #[test]
+    fn a_buffer_that_a_thread_keeps_can_be_reclaimed_later() {
+        let deadline = Duration::from_millis(30);
+        let options = WorldOptions { deadline, ..WorldOptions::default() };
+        let worlds = World::local(1, options);
+        let group = worlds[0].world_group(Channel::User);
+        let (leased, lease) = lend(vec![1.0]);
+        let tag = Tag::default().step(7);
+        let failed = group.lent(tag, lease).pending(Err(group.refused(Op::AllGather, "".into())));
+        let failed = failed.expect_err("it failed").reclaim().expect_err("it is in use");
+        let expected = "all_gather on rank 0, step 7: its buffer is still in use after 30ms";
+        assert_eq!(failed.error.to_string(), expected);
+        drop(leased);
+        assert_eq!(failed.reclaim().expect("it is back"), vec![1.0]);
+    }
+}

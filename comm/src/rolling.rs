@@ -125,11 +125,12 @@ impl GroupMembership {
     }
 }
 
-/// A digest of the function that was called and of the layout of the unit that was passed.
-pub(crate) fn signature(function: u8, layout: Option<&UnitLayout>) -> u64 {
+/// Returns a digest of the function that was called, and of the layout of the unit and the cuts of
+/// the buffer that were passed.
+pub(crate) fn signature(function: u8, layout: Option<&UnitLayout>, cuts: Option<&[usize]>) -> u64 {
     use std::hash::Hash as _;
     let mut hash = Xxh3::new();
-    (function, layout).hash(&mut hash);
+    (function, layout, cuts).hash(&mut hash);
     hash.digest()
 }
 

@@ -5,9 +5,11 @@ use std::collections::BTreeMap;
 use hsdp_kernels::{Fold, GradientValues, HostBuffer, SharedBuffer, Wire, cast};
 use hsdp_sharding::{DType, Param, ParamSlot, Role, Unit, UnitLayout};
 
+use super::parts::PartsGather;
 use super::unit_gather::UnitGather;
 use super::*;
 use crate::call::GroupCall;
+use crate::lease::{Lease, lend};
 use crate::pattern::starts_of;
 use crate::{Channel, GroupId, Op, Reduction, Scaling, Tag};
 
@@ -237,6 +239,81 @@ fn every_block_that_combines_takes_elements_of_its_own() {
     assert_eq!(vecs(partition(scaled, 3)), vec![vec![3.0; LEN]; 3]);
 }
 
+/// Parts of three members: several blocks, no element, and less than one block.
+const CUTS: [usize; 4] = [0, LEN, LEN, LEN + 7];
+
+#[test]
+fn every_block_that_combines_parts_takes_elements_of_its_own() {
+    let len = CUTS[3];
+    let member = |_| Vectors::cut(vec![1.0_f32; len], CUTS.into());
+    let call = sum(Op::ReduceScatter, len).scaling(Scaling::on(Wire::BF16));
+    let work = assemble(call, (0..3).map(member).collect()).expect("one cut");
+    let sums = vecs(partition(work, 3));
+    for (slot, sums) in sums.iter().enumerate() {
+        let is_own = |place: &usize| (CUTS[slot]..CUTS[slot + 1]).contains(place);
+        let expected = (0..len).map(|place| if is_own(&place) { 3.0 } else { 1.0 });
+        assert!(sums.iter().copied().eq(expected), "only its own part, on member {slot}");
+    }
+}
+
+/// The work of a gather of parts, each of which has the number of its owner, before elements that
+/// are no part; and the claims to the buffers.
+fn parts(dtype: DType) -> (PartsGather, Vec<Lease<HostBuffer>>) {
+    let lent = (0..3).map(|slot| {
+        let mut values = vec![9.0; CUTS[3] + slot];
+        values[CUTS[slot]..CUTS[slot + 1]].fill(slot as f32 + 1.0);
+        let mut buffer = HostBuffer::zeros(dtype, values.len()).expect("real");
+        cast(buffer.values_mut(), &values);
+        let (buffer, lease) = lend(buffer);
+        (PartsContribution { cuts: CUTS.into(), buffer }, lease)
+    });
+    let (all, leases) = lent.unzip();
+    let work = assemble(GroupCall::new(Op::AllGather, Tag::default()).of(dtype, CUTS[3]), all);
+    (work.expect("one cut"), leases)
+}
+
+#[test]
+fn every_block_that_gathers_parts_takes_elements_of_its_own() {
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let (work, leases) = parts(dtype);
+        let blocks = work.blocks();
+        assert!(blocks > 2, "{blocks} blocks");
+        let mut taken = [0; 3].map(|_| Vec::new());
+        taken::all();
+        let readers = [0; 3].map(AtomicUsize::new);
+        let ranks = [0, 1, 2].map(Rank::new);
+        (0..blocks).for_each(|block| work.run(block, &Meter::new(&ranks, &readers)));
+        // Elements that are no part are not taken.
+        for (_, len, range) in taken::all() {
+            taken[len - CUTS[3]].push(range);
+        }
+        for ranges in taken {
+            assert_eq!(coverage(CUTS[3], ranges.into_iter()), vec![1; CUTS[3]]);
+        }
+        assert!(leases.iter().all(|lease| lease.take().is_none()), "they are lent");
+        drop(work.finish());
+        for (slot, lease) in leases.into_iter().enumerate() {
+            let buffer = lease.take().expect("it is back").values().to_f32();
+            let expected = [vec![1.0; LEN], vec![3.0; 7], vec![9.0; slot]].concat();
+            assert!(buffer == expected, "{dtype}, member {slot}");
+        }
+    }
+}
+
+#[test]
+fn buffers_come_back_from_work_that_is_dropped_in_the_midst() {
+    let (work, leases) = parts(DType::F32);
+    let readers = [0; 3].map(AtomicUsize::new);
+    work.run(1, &Meter::new(&[0, 1, 2].map(Rank::new), &readers));
+    drop(work);
+    for (slot, lease) in leases.into_iter().enumerate() {
+        let buffer = lease.take().expect("it is back").values().to_f32();
+        let own = &buffer[CUTS[slot]..CUTS[slot + 1]];
+        assert!(own.iter().all(|it| *it == slot as f32 + 1.0), "the part of member {slot}");
+        assert_eq!(buffer[CUTS[3]..], vec![9.0; slot]);
+    }
+}
+
 #[test]
 fn every_block_of_a_unit_takes_elements_of_its_own() {
     let unit = Unit::new("unit")
@@ -433,4 +510,15 @@ fn members_that_do_not_fit_are_no_work() {
     assert!(parts([(4, 2), (4, 3)]).is_some());
     assert!(parts([(4, 2), (5, 2)]).is_some());
     assert_eq!(parts([(5, 2), (5, 2)]).as_deref(), Some("5 elements cannot be 2 parts of 2"));
+    let cut = |starts: [[usize; 3]; 3], lens: [usize; 3]| {
+        let member = |(starts, len): ([usize; 3], usize)| {
+            Vectors::cut(vec![1.0_f32; len], [&[0][..], &starts].concat().into())
+        };
+        let call = sum(Op::ReduceScatter, 4).scaling(Scaling::on(Wire::F32));
+        assemble(call, starts.into_iter().zip(lens).map(member).collect()).err()
+    };
+    assert_eq!(cut([[1, 2, 4]; 3], [4; 3]), None);
+    let differ = Some("members 0 and 2 cut their buffers in different places".to_owned());
+    assert_eq!(cut([[1, 2, 4], [1, 2, 4], [1, 3, 4]], [4; 3]), differ);
+    assert!(cut([[1, 2, 4]; 3], [4, 5, 4]).is_some());
 }

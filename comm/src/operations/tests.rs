@@ -143,7 +143,7 @@ fn equal_calls_of_different_layouts_are_said_to_be_that() {
         let group = world.world_group(Channel::Gather);
         let call = Arc::new(Descriptor { group: group.id(), tag: Tag::default(), ..base() });
         let function = u8::try_from(world.rank().index()).expect("two ranks");
-        world.handle().own.record.rolling.note(&call, signature(function, None));
+        world.handle().own.record.rolling.note(&call, signature(function, None, None));
         let error = world.compare_operations(&[&group]).expect_err("they differ");
         Ok::<_, RankFailure>(error.to_string())
     });

@@ -150,6 +150,37 @@ fn reduce_scatter() {
     });
 }
 
+/// Starts of uneven parts of so many members, some without elements, and the end.
+fn cuts(members: usize, most: usize) -> Vec<usize> {
+    let lens: Vec<_> = (0..members).map(|slot| most * (slot % 3) + slot / 3).collect();
+    starts_of(&lens)
+}
+
+#[test]
+fn gathers_and_sums_of_parts_in_place() {
+    each(|members, most| {
+        let cuts = cuts(members, most);
+        let count = cuts[members];
+        let of = |op| {
+            let descriptor = descriptor(op, Counts::Each(count));
+            let patterns = all(&descriptor, members);
+            patterns.into_iter().map(|it| it.cut(&cuts)).collect::<Vec<_>>()
+        };
+        let gathers = of(Op::AllGather);
+        check(&gathers, 0, &vec![count; members], &vec![count; members], 1);
+        for (slot, (gather, sum)) in gathers.iter().zip(of(Op::ReduceScatter)).enumerate() {
+            let own = cuts[slot]..cuts[slot + 1];
+            assert_eq!((gather.rounds(), sum.rounds()), (1, 1));
+            assert!((0..members).all(|to| gather.gives(0, to) == own));
+            assert!((0..members).all(|from| sum.takes(0, from) == own));
+            assert!((0..members).all(|to| sum.gives(0, to) == (cuts[to]..cuts[to + 1])));
+            assert_eq!(sum.combines(0), Some(Reduction::Sum));
+            assert_eq!(gather.received(), ByteCount::of((count - own.len()) * 2));
+            assert_eq!(sum.received(), ByteCount::of((members - 1) * own.len() * 2));
+        }
+    });
+}
+
 /// In the first round each member combines its slice of all; in the second the slices make up the
 /// whole on all.
 #[test]

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fmt, io, mem};
 
-use hsdp_sharding::Rank;
+use hsdp_sharding::{DType, Rank};
 
 use self::closing::LastWord;
 use self::greeting::Greeting;
@@ -78,7 +78,7 @@ const NAPS: [Duration; 2] = [Duration::from_micros(400), Duration::from_millis(5
 /// The first of the naps, which grow.
 const FIRST_NAP: Duration = Duration::from_micros(20);
 
-/// The most bytes of elements that go as an exchange: all ranks have as many.
+/// Maximum number of bytes in the elements that the descriptor of an exchange counts.
 const MOST_EXCHANGED: usize = 16 << 10;
 
 /// How long a rank that has left receives messages for operations that it has issued.
@@ -172,9 +172,12 @@ impl Endpoint {
         messages: &[EndpointRequest],
     ) -> Option<EndpointRequest> {
         let [EndpointRequest::Send { message, .. }] = messages else { return None };
+        // All members describe as many elements, though a part may have fewer.
+        let size = descriptor.dtype.map_or(0, DType::size_bytes);
+        let bytes = descriptor.counts.total().saturating_mul(size);
         let is_one = descriptor.op == Op::AllGather
             && descriptor.group == self.exchanging
-            && message.body().len() <= MOST_EXCHANGED;
+            && bytes <= MOST_EXCHANGED;
         let key = ExchangeKey::from(descriptor);
         is_one.then(|| EndpointRequest::Exchange { key, message: Arc::clone(message) })
     }

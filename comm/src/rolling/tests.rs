@@ -102,15 +102,17 @@ fn two_ends_of_a_transfer_and_different_splits_agree() {
 }
 
 #[test]
-fn a_digest_tells_functions_and_layouts_apart() {
+fn a_digest_tells_functions_layouts_and_cuts_apart() {
     let layout = |len| {
         let unit = hsdp_sharding::Unit::new("a").param(hsdp_sharding::Param::new("w", [len]));
         UnitLayout::new(&unit, 2).expect("a layout")
     };
-    assert_eq!(signature(1, Some(&layout(4))), signature(1, Some(&layout(4))));
-    assert_ne!(signature(1, Some(&layout(4))), signature(2, Some(&layout(4))));
-    assert_ne!(signature(1, Some(&layout(4))), signature(1, Some(&layout(6))));
-    assert_ne!(signature(1, None), signature(2, None));
+    assert_eq!(signature(1, Some(&layout(4)), None), signature(1, Some(&layout(4)), None));
+    assert_ne!(signature(1, Some(&layout(4)), None), signature(2, Some(&layout(4)), None));
+    assert_ne!(signature(1, Some(&layout(4)), None), signature(1, Some(&layout(6)), None));
+    assert_ne!(signature(1, None, None), signature(2, None, None));
+    assert_ne!(signature(1, None, None), signature(1, None, Some(&[0, 4, 9])));
+    assert_ne!(signature(1, None, Some(&[0, 5, 9])), signature(1, None, Some(&[0, 4, 9])));
 }
 
 #[test]

@@ -133,6 +133,35 @@ fn units_are_gathered_with_the_same_bits() {
 }
 
 #[test]
+fn parts_are_summed_and_gathered_with_the_same_bits() {
+    let divisor = |value| Divisor::new(value).expect("a divisor");
+    for (wire, pre) in [(Wire::F32, 1.0), (Wire::BF16, 3.0), (Wire::F16, 2.0)] {
+        same(|group| {
+            let scaling = Scaling { wire, pre: divisor(pre), post: divisor(5.0) };
+            let index = group.index();
+            let ends = (0..group.size()).scan(0, |end, slot| {
+                *end += 700 * (slot % 3) + slot;
+                Some(*end)
+            });
+            let cuts: Arc<[usize]> = std::iter::once(0).chain(ends).collect();
+            let len = cuts[group.size()];
+            let part = cuts[index]..cuts[index + 1];
+            let values = noise(index, len);
+            let sums =
+                group.reduce_scatter_scaled(Tag::default(), Arc::clone(&cuts), values, scaling)?;
+            let sums = sums.wait()?[part.clone()].to_vec();
+            let mut buffer = HostBuffer::zeros(wire.dtype(), len + index).expect("real");
+            hsdp_kernels::cast(buffer.values_mut().slice(part), &sums);
+            let gathered = group
+                .gather_parts(Tag::default(), cuts, buffer)
+                .and_then(hsdp_comm::PendingParts::wait)
+                .map_err(|failed| failed.error)?;
+            Ok((bytemuck::cast_slice::<f32, u32>(&sums).to_vec(), gathered))
+        });
+    }
+}
+
+#[test]
 fn gradients_are_reduced_with_the_same_bits() {
     let scalings = [(Wire::F32, 1.0), (Wire::BF16, 3.0), (Wire::F16, 2.0), (Wire::F32, 7.0)];
     for ((wire, pre), fold) in

@@ -136,6 +136,7 @@ fn in_json(planned: &Planned) -> Value {
         "microbatches": world.microbatches,
         "prefetch": options.prefetch,
         "optimizer": optimizer.name(),
+        "state_over": options.state.name(),
         "parameters": plan.spec().numel().get(),
         "fingerprint": format!("{:016x}", plan.fingerprint()),
         "units": plan.spec().unit_ids().map(|unit| unit_json(planned, unit)).collect::<Vec<_>>(),
@@ -190,8 +191,9 @@ const DIFFERENT: u64 = 3;
 
 const LEGEND: &str = "\
 g1 gathers unit 1 for the forward, g1' for the backward; u1 hands it to the program, d1 drops it; \
-l1 accumulates its gradients; r1 reduce-scatters them; a1 all-reduces their sums; f1 adds these to \
-the partial; (g1) waits for the gather; <headers> exchanges records";
+l1 accumulates its gradients; r1 reduce-scatters them; a1 all-reduces their sums, or c1 \
+reduce-scatters them over the replicas; f1 adds these to the partial; h1 gathers updated slices; \
+(g1) waits for the gather; <headers> exchanges records";
 
 /// Returns the first step of a model whose program uses the units as they are declared.
 fn program(plan: &Plan, options: &PlanArgs) -> String {
@@ -213,6 +215,9 @@ fn program(plan: &Plan, options: &PlanArgs) -> String {
         lines.push(line(&part, outputs));
     }
     lines.push(line("finish", &step.finish));
+    if !step.update.is_empty() {
+        lines.push(line("update", &step.update));
+    }
     let units = plan.spec().units().iter().enumerate();
     let units: Vec<String> = units.map(|(index, unit)| format!("{index} {}", unit.name)).collect();
     format!("{}\n\nunits: {}\n{LEGEND}", lines.join("\n"), units.join(", "))

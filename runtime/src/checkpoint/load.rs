@@ -324,7 +324,7 @@ fn compare_lacking(
             params.any(|(id, _)| id.unit == unit && fitting.lacks(id))
         };
         let units = context.plan.spec().unit_ids().zip(&shards);
-        let whole = units.map(|(unit, shard)| match lacking(unit) && !shard.has_all_masters() {
+        let whole = units.map(|(unit, shard)| match lacking(unit) && shard.divides_masters() {
             true => Ok(HostShard::of_masters(export::whole_masters(site, unit, shard)?)),
             false => shard.on_host(site),
         });

@@ -35,7 +35,7 @@ pub(crate) fn whole_masters(
     shard: &Shard,
 ) -> Result<Arc<Vec<f32>>, Error> {
     let parameters = shard.in_f32(site)?;
-    if shard.has_all_masters() {
+    if !shard.divides_masters() {
         return Ok(parameters);
     }
     let tag = site.context.tag(Some(unit), Stage::Export, site.step, 0);

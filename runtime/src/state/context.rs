@@ -217,7 +217,8 @@ impl Context {
         let all = self.plan.layout(unit).trainable().shard_len;
         let is_offloaded = self.device.as_ref().is_some_and(|it| it.offload == Offload::All);
         let is_gathered = self.plan.compute_dtype(unit) == DType::F32 && !is_offloaded;
-        HeldMasters { trained: if is_gathered { 0..all } else { self.updated(unit) }, all }
+        let are_divided = self.plan.divides_state() && !is_gathered;
+        HeldMasters { trained: if are_divided { self.updated(unit) } else { 0..all }, all, are_divided }
     }
 
     /// Returns where the slices of replicas begin in this rank's shard of a unit, and the end of the
@@ -230,8 +231,8 @@ impl Context {
     /// They stay there, or go on to a device, or only some of them stay.
     pub(crate) fn scope_of_parameters(&self, unit: UnitId) -> Scope {
         let stay = self.device.as_ref().is_none_or(|device| device.offload == Offload::All);
-        let HeldMasters { trained, all } = self.held(unit);
-        let stay = stay && self.plan.layout(unit).stored().is_none() && trained.len() == all;
+        let stay = stay && self.plan.layout(unit).stored().is_none();
+        let stay = stay && !self.held(unit).are_divided;
         memory::scope(if stay { Category::Shard } else { Category::Other })
     }
 

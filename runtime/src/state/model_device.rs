@@ -8,7 +8,7 @@ use hsdp_comm::{Group, World};
 use hsdp_kernels::HostBuffer;
 use hsdp_kernels::cuda::{CudaError, Device, DeviceBuffer, Stream};
 use hsdp_kernels::memory::{self, Category};
-use hsdp_sharding::{ByteCount, DType, MemoryPlan, Offload, Plan};
+use hsdp_sharding::{ByteCount, DType, MemoryPlan, Offload, Plan, UnitId};
 use parking_lot::Mutex;
 
 use crate::error::Error;
@@ -135,11 +135,15 @@ impl Scratch {
 }
 
 /// Makes a buffer for each dtype except f32 in which units compute, as long as the longest shard of
-/// these units.
+/// these units, or the longest slice if replicas divide state.
 fn rounded_copies(plan: &Plan) -> Result<Vec<HostBuffer>, hsdp_kernels::Error> {
+    let len = |unit: UnitId| match plan.divides_state() {
+        true => plan.mesh().ranks().map(|rank| plan.updated(unit, rank).len()).max().unwrap_or(0),
+        false => plan.layout(unit).shard_len(),
+    };
     let longest = |dtype: DType| {
         let units = plan.spec().unit_ids().filter(|unit| plan.compute_dtype(*unit) == dtype);
-        Some((dtype, units.map(|unit| plan.layout(unit).shard_len()).max()?))
+        Some((dtype, units.map(len).max()?))
     };
     let halves = [DType::BF16, DType::F16].into_iter().filter_map(longest);
     let room = |(dtype, len)| {

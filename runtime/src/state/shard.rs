@@ -37,6 +37,9 @@ pub(crate) struct HeldMasters {
     pub(crate) trained: Range<usize>,
     /// The number of all trained elements, with their padding. Frozen ones follow them.
     pub(crate) all: usize,
+    /// Whether each replica has the masters of its slice alone. The same on all ranks, also where a
+    /// slice is empty and another is the whole.
+    pub(crate) are_divided: bool,
 }
 
 impl HeldMasters {
@@ -66,7 +69,7 @@ impl HeldMasters {
         range: Range<usize>,
         masters: usize,
     ) -> impl Iterator<Item = (Range<usize>, Option<usize>)> + use<> {
-        let Self { trained: Range { start, end }, all } = *self;
+        let Self { trained: Range { start, end }, all, .. } = *self;
         let frozen = masters > end - start;
         let places = [None, Some(0), None, frozen.then_some(end - start)];
         let cuts = [0, start, end, all, usize::MAX];
@@ -189,7 +192,7 @@ impl Shard {
         layout: &UnitLayout,
     ) -> Result<Self, hsdp_kernels::Error> {
         let all = layout.trainable().shard_len;
-        let held = HeldMasters { trained: 0..all, all };
+        let held = HeldMasters { trained: 0..all, all, are_divided: false };
         let mut stored = None;
         if let Some(dtype) = layout.stored()
             && parameters.len() > layout.master_len()
@@ -216,7 +219,7 @@ impl Shard {
         if copy.is_empty() && other.rounded.is_none() {
             return;
         }
-        let HeldMasters { trained, all } = &self.held;
+        let HeldMasters { trained, all, .. } = &self.held;
         let (master, rounded) = exclusive(master, &mut self.rounded);
         let (held, frozen) = master.split_at_mut(trained.len());
         held.copy_from_slice(&copy[trained.clone()]);
@@ -274,9 +277,9 @@ impl Shard {
         Ok(Arc::new(copy))
     }
 
-    /// Returns whether this rank has the masters of all trained parameters.
-    pub(crate) fn has_all_masters(&self) -> bool {
-        self.held.trained.len() == self.held.all
+    /// Returns whether each replica has the masters of its slice alone: the same on all ranks.
+    pub(crate) fn divides_masters(&self) -> bool {
+        self.held.are_divided
     }
 
     /// Returns the parameters that all replicas have, in f32: without the masters of trained ones
@@ -285,7 +288,7 @@ impl Shard {
     /// # Errors
     /// As [`in_f32`](Self::in_f32).
     pub(crate) fn shared_in_f32(&self, site: ErrorSite<'_>) -> Result<Arc<Vec<f32>>, Error> {
-        if self.has_all_masters() {
+        if !self.held.are_divided {
             return self.in_f32(site);
         }
         let mut copy = hsdp_kernels::zeros(self.len())?;
@@ -317,7 +320,12 @@ impl Shard {
     }
 
     /// Copies parameters as they are gathered, from the `from`-th on.
-    fn rounded_to(&self, site: ErrorSite<'_>, from: usize, into: &mut [f32]) -> Result<(), Error> {
+    fn rounded_to(
+        &self,
+        site: ErrorSite<'_>,
+        from: usize,
+        into: &mut [f32],
+    ) -> Result<(), Error> {
         let range = from..from + into.len();
         match &self.rounded {
             Some(Located::Host(rounded)) => unpack(into, rounded.values().slice(range)),
@@ -463,7 +471,8 @@ impl HostShard {
     /// Makes the parameters of a shard of masters of all of them.
     pub(crate) fn of_masters(master: Arc<Vec<f32>>) -> Self {
         let all = master.len();
-        Self { master, rounded: None, held: HeldMasters { trained: 0..all, all } }
+        let held = HeldMasters { trained: 0..all, all, are_divided: false };
+        Self { master, rounded: None, held }
     }
 
     /// Returns the parameters of a range: in f32, or in the compute dtype if that is their only

@@ -86,10 +86,7 @@ impl SliceGathers {
                 (Located::Host(lent), error)
             }
             Located::Device(There { value, device }) => {
-                let value = LentInput::of({
-                    let _ = (tag, cuts, &value);
-                    unimplemented!("DEVICE_PENDING")
-                });
+                let value = LentInput::of(all_reduce.gather_parts_on_device(tag, cuts, value));
                 let error = value.error();
                 (Located::Device(There { value, device }), error)
             }

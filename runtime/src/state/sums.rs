@@ -134,8 +134,8 @@ impl GradientSums {
                 Located::Host(group.reduce_scatter_scaled(tag, cuts, partial, scaling)?)
             }
             Self::Device(There { value: NotedSums { values, noted }, device }) => {
-                let _ = (values, noted, device);
-                unimplemented!("DEVICE_PENDING")
+                let pending = group.reduce_scatter_scaled_on_device(tag, cuts, values, scaling)?;
+                Located::Device(There { value: NotedPending { pending, noted }, device })
             }
         }))
     }

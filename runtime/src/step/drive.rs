@@ -24,9 +24,9 @@ use crate::options::{Shutdown, StepOptions};
 use crate::state::buffers::ModelBuffers;
 use crate::state::context::Context;
 use crate::state::control;
-use crate::state::events::Event;
 use crate::state::full::Full;
 use crate::state::gradients::UnitGradients;
+use crate::state::events::Event;
 use crate::state::shard::Shard;
 use crate::state::sighting::{Sighting, When};
 use crate::state::slices::SliceGathers;
@@ -76,6 +76,8 @@ pub(crate) struct EngineState {
     pub(super) reductions: UnitReductions,
     /// Gathers of slices, which outlast steps.
     slices: SliceGathers,
+    /// Epoch of the world in which the machine was driven last.
+    epoch: u64,
     pub(super) statistics: StatisticsSums,
     /// The source of the sums of a step. Gradients return the sums to it.
     pub(crate) kept: Arc<SumsPool>,
@@ -131,6 +133,7 @@ impl EngineState {
             gathers: UnitGathers::default(),
             reductions: UnitReductions::new(context),
             slices: SliceGathers::default(),
+            epoch: context.world.epoch(),
             statistics: StatisticsSums::default(),
             kept: Arc::default(),
             attempt: None,
@@ -239,6 +242,11 @@ impl EngineState {
     ) -> Result<Option<Full>, Error> {
         let mut handed = None;
         let mut has_agreed = false;
+        let epoch = context.world.epoch();
+        if mem::replace(&mut self.epoch, epoch) != epoch {
+            // Gathers of slices may have ended with the epoch that this rank was in.
+            self.machine.lose_slices();
+        }
         while let Some(output) = self.machine.poll() {
             let at = self.place();
             match output {

@@ -347,6 +347,12 @@ impl StepMachine {
         self.orders.slices.lose();
     }
 
+    /// Notes that gathers of slices may be lost, on this rank or another: all that not every rank is
+    /// known to have completed are issued again, before the next output.
+    pub fn lose_slices(&mut self) {
+        self.orders.slices.lose();
+    }
+
     fn check_idle(&self, input: &'static str) -> Result<(), Refused> {
         if self.is_idle() { Ok(()) } else { Err(Refused::OutOfTurn { input }) }
     }
@@ -399,8 +405,9 @@ impl StepMachine {
             },
             MachineState::Opening(opening) => {
                 let Self { orders, .. } = self;
-                let whole =
-                    opening.compares_replicas().then(|| orders.slices.wait_for_any(&orders.rules));
+                let whole = opening.compares_replicas().then(|| {
+                    orders.slices.wait_for_any(&orders.rules)
+                });
                 whole.flatten().or_else(|| Some(opening.next()))
             }
             MachineState::Step(step) => step.next(self.goal, &mut self.orders),

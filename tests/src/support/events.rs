@@ -19,6 +19,8 @@ pub fn word(event: &Event) -> (usize, String) {
         }
         Event::ReduceScatter { unit, microbatch } => (*microbatch, format!("r{unit}")),
         Event::AllReduce { unit, microbatch } => (*microbatch, format!("a{unit}")),
+        Event::ScatterSums { unit, microbatch } => (*microbatch, format!("c{unit}")),
+        Event::GatherSlices { unit } => (0, format!("h{unit}")),
         other => panic!("{other:?} has no word yet"),
     }
 }

@@ -123,6 +123,8 @@ fn kind(kind: Kind) -> (Channel, Op, Stage) {
         Kind::Gather => (Channel::Gather, Op::AllGather, Stage::Gather),
         Kind::ReduceScatter => (Channel::Reduce, Op::ReduceScatter, Stage::Reduce),
         Kind::AllReduce => (Channel::AllReduce, Op::AllReduce, Stage::AllReduce),
+        Kind::ScatterSums => (Channel::AllReduce, Op::ReduceScatter, Stage::ScatterSums),
+        Kind::GatherSlices => (Channel::AllReduce, Op::AllGather, Stage::GatherSlices),
         Kind::Statistics => (Channel::Statistics, Op::AllReduce, Stage::Statistics),
         Kind::Exchange(exchange) => (Channel::Control, Op::AllGather, stage(exchange)),
     }

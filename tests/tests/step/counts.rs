@@ -189,6 +189,8 @@ fn step_on(
         reduce_scatter: flow(Channel::Reduce, Op::ReduceScatter),
         all_reduce: flow(Channel::AllReduce, Op::AllReduce),
         statistics: flow(Channel::Statistics, Op::AllReduce),
+        scatter_sums: Flow::NONE,
+        gather_slices: Flow::NONE,
         update: Flow::NONE,
     };
     let planned = model.plan().traffic(model.rank(), microbatches as u64);

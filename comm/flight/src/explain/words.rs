@@ -155,6 +155,10 @@ impl Explanation {
     /// has a name.
     fn named(&self, FlightEntry { op, tag, sequence, peer, .. }: &FlightEntry) -> String {
         let of = match (tag.unit, tag.stage) {
+            // A unit has two sums and two gathers of these kinds.
+            (Some(unit), stage @ (Stage::ScatterSums | Stage::GatherSlices)) => {
+                format!(" of unit {unit}, stage {stage},")
+            }
             (Some(unit), _) => format!(" of unit {unit}"),
             (None, Stage::User) => String::new(),
             (None, Stage::Export) => " of a checkpoint, an import, an export or norms".to_owned(),

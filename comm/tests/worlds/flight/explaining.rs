@@ -8,7 +8,7 @@ use hsdp_comm::{
     Channel, Explanation, Finding, FlightRecord, ModelLabel, Presence, Reduction, Stage, Tag,
     World, WorldOptions, explain,
 };
-use hsdp_sharding::Rank;
+use hsdp_sharding::{Rank, UnitId};
 
 use super::{gather, pass, reduce, reducer, settled, tag, until};
 use crate::common::outcomes;
@@ -166,6 +166,19 @@ fn an_operation_of_a_checkpoint_is_named_in_words() {
         &explain(&records),
         &["wait in barrier of a checkpoint, an import, an export or norms (sequence 0)"],
     );
+}
+
+#[test]
+fn a_sum_of_slices_is_told_from_a_reduction_of_gradients() {
+    let records = records(soon(), |world| match world.rank().index() {
+        0 => super::until("the end", || world.end().is_some()),
+        _ => {
+            let group = world.world_group(Channel::User);
+            let tag = Tag::new(Stage::ScatterSums).unit(UnitId::new(3)).step(7);
+            settled(group.barrier(tag)).expect_err("rank 0 does not come");
+        }
+    });
+    reads(&explain(&records), &["wait in barrier of unit 3, stage scatter_sums, (sequence 0)"]);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 use hsdp_kernels::EIGHT_BIT_BLOCK;
 use hsdp_models::decoder::DecoderConfig;
 use hsdp_sharding::{
-    Accumulation, DType, Mesh, ModelSpec, Offload, Param, Plan, PlanOptions, State,
+    Accumulation, DType, Mesh, ModelSpec, Offload, Param, Plan, PlanOptions, State, StateOver,
 };
 use hsdp_train::number::count;
 
@@ -58,6 +58,11 @@ pub(crate) struct Choices {
     /// Optimizer whose state takes memory, and whose update may exchange matrices
     #[arg(long, value_name = "OPTIMIZER", default_value = "adamw")]
     pub(crate) optimizer: PlannedOptimizer,
+
+    /// Ranks over which masters and optimizer state are divided: shards (each replica has all of
+    /// it) or world (each replica updates a slice of its shards)
+    #[arg(long, value_name = "RANKS", default_value = "shards")]
+    pub(crate) state_over: StateOver,
 
     /// Part of a model on a device that is kept in host memory: none, optimizer (its state) or all
     /// (also shards)
@@ -114,6 +119,7 @@ impl Choices {
             reduce_dtype: self.reduce_dtype,
             accumulation: self.accumulation,
             prefetch: self.prefetch,
+            state: self.state_over,
             ..PlanOptions::default()
         };
         let spec = self.optimizer.applied_to(&model.spec);
@@ -126,12 +132,13 @@ impl Choices {
 
 /// Checks that byte counts fit 64 bits. In each microbatch a rank receives at most two gathers, a
 /// reduction and the two halves of an all-reduce, of at most 4 bytes per element. In the update it
-/// receives matrices once there and once back; or the two halves of an all-reduce of one f64 for
-/// each parameter, row and column, and of one for each parameter: at most four per element.
+/// receives updated slices, and matrices once there and once back; or the two halves of an
+/// all-reduce of one f64 for each parameter, row and column, and of one for each parameter: at most
+/// four per element.
 fn check_bytes(plan: &Plan, microbatches: u64) -> Result<(), String> {
     let elements: u64 = plan.layouts().iter().map(|layout| layout.full_len() as u64).sum();
     let ranks = plan.mesh().world_size();
-    let of_update = 2 + 2 * (3 + 1) * 2;
+    let of_update = 1 + 2 + 2 * (3 + 1) * 2;
     let times = 5 * u128::from(microbatches) + of_update;
     let bytes = u128::from(elements) * 4 * times * ranks as u128;
     if u64::try_from(bytes).is_ok() {

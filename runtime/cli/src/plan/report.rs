@@ -2,8 +2,8 @@
 
 use comfy_table::Table;
 use hsdp_sharding::{
-    ByteCount, Coordinate, Flow, MemoryPlan, Offload, Param, Phase, Plan, Rank, Traffic, Unit,
-    UnitId, UnitLayout,
+    Axis, ByteCount, Coordinate, Flow, MemoryPlan, Offload, Param, Phase, Plan, Rank, Traffic,
+    Unit, UnitId, UnitLayout,
 };
 use hsdp_train::stderr::in_one_line;
 use hsdp_train::stdout::table;
@@ -16,7 +16,13 @@ pub(super) fn text(planned: &Planned) -> String {
     for place in &planned.memory {
         parts.push(memory(place).to_string());
     }
-    parts.push("memory is the same on every rank, except `optimizer` and `update`: these are of the rank with the most".to_owned());
+    let differing = match planned.plan.divides_state() {
+        true => "`shard`, `optimizer` and `update`",
+        false => "`optimizer` and `update`",
+    };
+    parts.push(format!(
+        "memory is the same on every rank, except {differing}: these are of the rank with the most"
+    ));
     parts.push(traffic(planned).to_string());
     parts.push(busiest(planned));
     parts.join("\n")
@@ -33,7 +39,8 @@ fn heading(planned: &Planned) -> String {
     let name = in_one_line(name);
     format!(
         "{name}: {} parameters in {units} units on mesh {mesh}, {} ranks\n\
-         parameters {}, gradients {}, accumulation {}, microbatches {microbatches}, prefetch {}, optimizer {}",
+         parameters {}, gradients {}, accumulation {}, microbatches {microbatches}, prefetch {}, optimizer {}, \
+         state over {}",
         grouped(parameters),
         mesh.world_size(),
         options.param_dtype,
@@ -41,6 +48,7 @@ fn heading(planned: &Planned) -> String {
         options.accumulation,
         options.prefetch,
         planned.optimizer.name(),
+        options.state,
     )
 }
 
@@ -258,48 +266,34 @@ pub(super) struct StepTraffic {
 }
 
 impl StepTraffic {
-    /// Computes the traffic of a plan. Replicas differ by their part of a shard in an all-reduce.
-    /// The ranks of a shard group differ by the matrices that they own in an update, and by their
-    /// slice of its sums. Both add up, so the busiest rank is the busiest of the busiest replica.
-    /// Only statistics differ from rank to rank of the world.
+    /// Computes the traffic of a plan. If replicas divide state, or the model has statistics, all
+    /// of it may differ from rank to rank. Otherwise only the update differs in a shard group.
     pub(super) fn of(plan: &Plan, microbatches: u64) -> Self {
         let mesh = plan.mesh();
-        if plan.spec().units().iter().any(|unit| !unit.statistics.is_empty()) {
-            let all = mesh.ranks().map(|rank| plan.traffic(rank, microbatches));
-            let BusiestRanks { busiest, as_busy, most, total } = BusiestRanks::of(all);
-            return Self { microbatches, busiest: Rank::new(busiest), as_busy, most, total };
-        }
-        let rank = |replicate_index, shard_index| {
-            mesh.rank_at(Coordinate { replicate_index, shard_index })
+        let has_statistics = plan.spec().units().iter().any(|unit| !unit.statistics.is_empty());
+        let all_differs = plan.divides_state() || has_statistics;
+        let of_replica = |replicate_index| {
+            let first = mesh.rank_at(Coordinate { replicate_index, shard_index: 0 });
+            let of_first = plan.traffic(first, microbatches);
+            mesh.members(Axis::Shard, first).map(move |rank| match all_differs {
+                true => plan.traffic(rank, microbatches),
+                false => Traffic { update: plan.update(rank).flow(), ..of_first },
+            })
         };
-        let of_step = |replica| {
-            let all = plan.traffic(rank(replica, 0), microbatches);
-            Traffic { update: Flow::NONE, ..all }
-        };
-        let of_update = |shard| {
-            let update = plan.update(rank(0, shard)).flow();
-            Traffic { update, ..Traffic::default() }
-        };
-        let replicas = BusiestRanks::of((0..mesh.replicate_size()).map(of_step));
-        let shards = BusiestRanks::of((0..mesh.shard_size()).map(of_update));
-        Self {
-            microbatches,
-            busiest: rank(replicas.busiest, shards.busiest),
-            as_busy: replicas.as_busy * shards.as_busy,
-            most: replicas.most + shards.most,
-            total: replicas.total * mesh.shard_size() as u64
-                + shards.total * mesh.replicate_size() as u64,
-        }
+        let all = (0..mesh.replicate_size()).flat_map(of_replica);
+        let BusiestRanks { busiest, as_busy, most, total } = BusiestRanks::of(all);
+        Self { microbatches, busiest: Rank::new(busiest), as_busy, most, total }
     }
 
     /// Returns the collectives by name, on the busiest rank and on all ranks together, and the
-    /// total at the end. `statistics` and `update` are present if a rank has them.
+    /// total at the end. Flows that few plans have are present if a rank has them.
     pub(super) fn flows(&self) -> Vec<(&'static str, [Flow; 2])> {
         let pairs = self.most.flows().into_iter().zip(self.total.flows());
         let flows = pairs.map(|((name, most), (_, total))| (name, [most, total]));
         let all = [("total", [self.most.total(), self.total.total()])];
         let is_shown = |(name, [_, total]): &(&str, [Flow; 2])| {
-            !["statistics", "update"].contains(name) || *total != Flow::NONE
+            let is_rare = ["scatter_sums", "gather_slices", "statistics", "update"].contains(name);
+            !is_rare || *total != Flow::NONE
         };
         flows.filter(is_shown).chain(all).collect()
     }

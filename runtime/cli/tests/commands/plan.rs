@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use hsdp_sharding::{
     ByteCount, DType, Flow, Mesh, ModelSpec, Offload, Param, Phase, Plan, PlanOptions, Rank, State,
-    Traffic, Unit, UnitLayout,
+    StateOver, Traffic, Unit, UnitLayout,
 };
 use serde_json::{Value, json};
 
@@ -88,7 +88,13 @@ fn flows(traffic: &Traffic) -> Value {
         "all_gather": flow(traffic.all_gather), "reduce_scatter": flow(traffic.reduce_scatter),
         "all_reduce": flow(traffic.all_reduce), "total": flow(traffic.total()),
     });
-    for (name, rare) in [("statistics", traffic.statistics), ("update", traffic.update)] {
+    let rare = [
+        ("scatter_sums", traffic.scatter_sums),
+        ("gather_slices", traffic.gather_slices),
+        ("statistics", traffic.statistics),
+        ("update", traffic.update),
+    ];
+    for (name, rare) in rare {
         if rare != Flow::NONE {
             all[name] = flow(rare);
         }
@@ -98,9 +104,14 @@ fn flows(traffic: &Traffic) -> Value {
 
 /// Plans a model on a mesh of 3 x 2.
 fn planned_file(model: &str, optimizer: &str) -> Value {
+    planned_over("shards", model, optimizer)
+}
+
+fn planned_over(state: &str, model: &str, optimizer: &str) -> Value {
     let folder = Folder::new();
     let options = ["--mesh", "3x2", "--microbatches", "4", "--optimizer", optimizer];
-    planned(&[&[&*folder.file("model.json", model)], &options[..]].concat())
+    let state = ["--state-over", state];
+    planned(&[&[&*folder.file("model.json", model)], &options[..], &state].concat())
 }
 
 #[test]
@@ -154,8 +165,8 @@ fn the_sums_of_adafactor_have_the_numbers_of_the_library() {
     assert_eq!(host["update"], plan.memory().update.get());
     assert!(plan.memory().update > ByteCount::ZERO, "the sums take memory");
     // The sums of 50 rows and 7 columns, and of 33 rows and 5 columns, are 98 values, and those of
-    // the parameters 3. The first rank has 49 and 2.
-    let expected = 8 * (49 + 49 + 2 + 1);
+    // the parameters 3. Of six ranks the first has 17 and 1.
+    let expected = 8 * (5 * 17 + 81 + 5 + 2);
     assert_eq!(said["traffic"]["rank"]["update"], json!({ "calls": 2, "bytes": expected }));
     assert_eq!(plan.update(Rank::new(0)).summed.bytes, ByteCount(expected));
 }
@@ -206,10 +217,14 @@ fn a_batch_norm_of_a_file_has_its_parameters_and_statistics() {
 }
 
 /// Compares a plan of 4 microbatches on a mesh of 3 x 2. The test computes the traffic of every
-/// rank, and the program that of one rank of each replica and of each shard.
+/// rank, and the program that of one rank of each replica, with the update of each rank.
 fn assert_says(said: &Value, spec: ModelSpec) -> Plan {
+    assert_says_with(said, spec, PlanOptions::default())
+}
+
+fn assert_says_with(said: &Value, spec: ModelSpec, options: PlanOptions) -> Plan {
     let mesh = Mesh::new(3, 2).expect("a mesh");
-    let plan = Plan::new(spec, mesh, PlanOptions::default()).expect("a plan");
+    let plan = Plan::new(spec, mesh, options).expect("a plan");
     assert_eq!(said["fingerprint"], format!("{:016x}", plan.fingerprint()));
     let of_ranks: Vec<Traffic> = mesh.ranks().map(|rank| plan.traffic(rank, 4)).collect();
     let bytes = |traffic: &Traffic| traffic.total().bytes;
@@ -225,6 +240,8 @@ fn assert_says(said: &Value, spec: ModelSpec) -> Plan {
         all_gather: sum(|it| it.all_gather),
         reduce_scatter: sum(|it| it.reduce_scatter),
         all_reduce: sum(|it| it.all_reduce),
+        scatter_sums: sum(|it| it.scatter_sums),
+        gather_slices: sum(|it| it.gather_slices),
         statistics: sum(|it| it.statistics),
         update: sum(|it| it.update),
     };
@@ -235,6 +252,36 @@ fn assert_says(said: &Value, spec: ModelSpec) -> Plan {
     assert_eq!(host["full_backward"], plan.full_in(Phase::Backward).get());
     assert_eq!(said["units"][1]["padding"], plan.layouts()[1].padding().get());
     plan
+}
+
+#[test]
+fn state_over_the_world_has_the_numbers_of_the_library() {
+    let options = PlanOptions { state: StateOver::World, ..PlanOptions::default() };
+    let muon = |param: &Param| match param.shape.len() {
+        2 => State::Muon,
+        _ => State::Elements(2),
+    };
+    let states: [(&str, &dyn Fn(&Param) -> State); 3] =
+        [("adamw", &|_| State::Elements(2)), ("muon", &muon), ("adafactor", &|_| State::Factored)];
+    for (optimizer, state) in states {
+        let said = planned_over("world", MODEL, optimizer);
+        assert_eq!(said["state_over"], "world");
+        assert_says_with(&said, same().updated_by(state), options);
+        let calls = ["all_reduce", "scatter_sums", "gather_slices"]
+            .map(|name| said["traffic"]["rank"][name]["calls"].clone());
+        assert_eq!(calls, [0, 2, 2].map(Value::from), "{optimizer}");
+    }
+    let folder = Folder::new();
+    let file = folder.file("model.json", MODEL);
+    let arguments = ["plan", &*file, "--mesh", "3x2", "--param-dtype", "bf16"];
+    let (code, text, _) = hsdp(&[&arguments[..], &["--state-over", "world"]].concat());
+    assert_eq!(code, Some(0));
+    for said in ["state over world", "gather_slices", "except `shard`, `optimizer` and `update`"] {
+        assert!(text.contains(said), "{said} in {text}");
+    }
+    let program = ["--state-over", "world", "--program"];
+    let (_, text, _) = hsdp(&[&arguments[..], &program].concat());
+    assert!(text.contains("c0") && text.contains("\nupdate: h1 h0\n"), "{text}");
 }
 
 #[test]

@@ -51,6 +51,8 @@ impl Counted {
             all_gather: ledger.op(Channel::Gather, Op::AllGather),
             reduce_scatter: ledger.op(Channel::Reduce, Op::ReduceScatter),
             all_reduce: ledger.op(Channel::AllReduce, Op::AllReduce),
+            scatter_sums: ledger.op(Channel::AllReduce, Op::ReduceScatter),
+            gather_slices: ledger.op(Channel::AllReduce, Op::AllGather),
             statistics: ledger.op(Channel::Statistics, Op::AllReduce),
             update: update.into_iter().sum(),
         };
@@ -99,6 +101,8 @@ impl RankCosts {
             all_gather: flow(),
             reduce_scatter: flow(),
             all_reduce: flow(),
+            scatter_sums: flow(),
+            gather_slices: flow(),
             statistics: flow(),
             update: flow(),
         };
@@ -123,7 +127,8 @@ impl RankCosts {
                 (name, PlannedAndMeasured { planned, measured })
             })
             .filter(|(name, flows)| {
-                let is_rare = ["statistics", "update"].contains(name);
+                let is_rare =
+                ["scatter_sums", "gather_slices", "statistics", "update"].contains(name);
                 !is_rare || [flows.planned, flows.measured] != [Flow::NONE; 2]
             })
     }

@@ -1,0 +1,174 @@
+//! Gathers of slices that are under way when a step, an evaluation or another call is given up.
+
+use std::sync::Barrier;
+
+use hsdp::{
+    AdamW, DType, Error, ModelOptions, Optimizer, Precision, ShardedModel, StateOver, StepOptions,
+};
+use hsdp_tests::support::handmade::Until;
+use hsdp_tests::support::springs::{self, Batch};
+use hsdp_tests::support::worlds::{common, mesh, on_ranks, outcomes};
+
+use crate::training::{self, Trace, Training};
+
+const STEPS: usize = 4;
+
+fn options(dtype: DType) -> ModelOptions {
+    let precision = Precision { parameters: dtype, ..Precision::default() };
+    ModelOptions { precision, state: StateOver::World, ..ModelOptions::on(mesh(2, 2)) }
+}
+
+const DTYPES: [DType; 2] = [DType::F32, DType::BF16];
+
+/// Trains, and calls `between` after each update, which may give something up. Returns what the
+/// steps end with.
+fn trained(
+    options: &ModelOptions,
+    between: impl Fn(&mut Training<'_, AdamW>) -> Result<(), Error> + Sync,
+) -> Vec<Trace> {
+    let recipe = training::adamw();
+    common(on_ranks(options.mesh.world_size(), |world| {
+        let mut training = Training::new(world, &recipe, options)?;
+        let mut traces = Vec::new();
+        for _ in 0..STEPS {
+            training.step()?;
+            between(&mut training)?;
+            traces.push(training.traced_step()?);
+        }
+        Ok(traces)
+    }))
+}
+
+/// Begins a step, of which this rank does a part, or as much as the others leave it.
+fn give_up(model: &mut ShardedModel, until: Option<Until>) -> Result<(), Error> {
+    let rank = model.rank().index();
+    let number = model.committed_steps();
+    let mut step = model.begin_step(StepOptions::microbatches(2))?;
+    if let Some(until) = until {
+        springs::microbatch_until(&mut step, Batch::of(rank, number, 0), until)?;
+    }
+    drop(step);
+    Ok(())
+}
+
+#[test]
+fn a_step_that_is_given_up_loses_no_slice() {
+    let parts = [None, Some(Until::FirstForward), Some(Until::Forward), Some(Until::End)];
+    for dtype in DTYPES {
+        let options = options(dtype);
+        let undisturbed = trained(&options, |_| Ok(()));
+        for until in parts {
+            for rank in [0, 3] {
+                let disturbed = trained(&options, |training| {
+                    let is_first = training.model.rank().index() == rank;
+                    let until = if is_first { until } else { Some(Until::End) };
+                    match give_up(&mut training.model, until) {
+                        Err(error) if error.is_fatal() => Err(error),
+                        _ => Ok(()),
+                    }
+                });
+                assert_eq!(disturbed, undisturbed, "{dtype}, rank {rank} until {until:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_evaluation_that_is_dropped_loses_no_slice() {
+    for dtype in DTYPES {
+        let options = options(dtype);
+        let undisturbed = trained(&options, |_| Ok(()));
+        let disturbed = trained(&options, |training| {
+            let mut evaluation = training.model.evaluation()?;
+            let batch = evaluation.batch();
+            match batch {
+                Err(error) if error.is_fatal() => return Err(error),
+                Err(_) => {}
+                Ok(mut batch) => {
+                    // The first unit is gathered, or another rank has dropped its evaluation.
+                    let _ = batch.unshard(hsdp::UnitId::new(0));
+                }
+            }
+            drop(evaluation);
+            Ok(())
+        });
+        assert_eq!(disturbed, undisturbed, "{dtype}");
+    }
+}
+
+#[test]
+fn a_failure_of_one_rank_between_steps_loses_no_slice_of_late_ranks() {
+    for dtype in DTYPES {
+        let options = options(dtype);
+        let undisturbed = trained(&options, |_| Ok(()));
+        let recipe = training::adamw();
+        let barrier = Barrier::new(4);
+        let disturbed = common(on_ranks(4, |world| {
+            let mut training = Training::new(world.clone(), &recipe, &options)?;
+            let other = Training::new(world, &recipe, &options)?;
+            let mut traces = Vec::new();
+            for _ in 0..STEPS {
+                let is_late = training.model.rank().index() == 0;
+                let gradients = training.gradients()?;
+                if is_late {
+                    // The others have updated, and one of them has failed.
+                    barrier.wait();
+                }
+                training.update(gradients)?;
+                if training.model.rank().index() == 3 {
+                    let refused = training.model.with_shards(&other.state.1, |_| Ok(()));
+                    assert!(matches!(refused, Err(Error::Misuse { .. })), "{refused:?}");
+                }
+                if !is_late {
+                    barrier.wait();
+                }
+                traces.push(loop {
+                    match training.gradients() {
+                        Ok(gradients) => break training.traced(gradients)?,
+                        Err(error) if error.is_fatal() => return Err(error),
+                        Err(_) => {}
+                    }
+                });
+            }
+            drop(other);
+            Ok(traces)
+        }));
+        assert_eq!(disturbed, undisturbed, "{dtype}");
+    }
+}
+
+/// An optimizer that fails in the middle of its update.
+struct Failing(usize);
+
+impl Optimizer for Failing {
+    fn check(&mut self, _: &hsdp::Updating<'_>, _: &mut String) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn update(&mut self, run: hsdp::Run<'_>) {
+        assert!(run.unit.index() != self.0, "the update fails in unit {}", self.0);
+    }
+
+    fn set_learning_rate(&mut self, _: f64) {}
+}
+
+#[test]
+fn an_update_that_fails_on_one_rank_ends_the_world_of_all() {
+    let options = options(DType::F32);
+    let ended = outcomes(4, |world| {
+        let is_failing = world.rank().index() == 2;
+        let mut model = springs::model_of(world, &training::spec(), &options)?;
+        let gradients = springs::gradients(&mut model, 1)?;
+        let mut failing = Failing(if is_failing { 0 } else { usize::MAX });
+        let step = std::panic::AssertUnwindSafe(|| failing.step(&mut model, gradients).map(drop));
+        if let Ok(ended) = std::panic::catch_unwind(step) {
+            ended?;
+        }
+        springs::gradients(&mut model, 1).map(drop)
+    });
+    for (rank, ended) in ended.into_iter().enumerate() {
+        let error = ended.expect_err("the update is half made");
+        assert!(error.is_fatal(), "rank {rank}: {error}");
+        assert!(error.to_string().contains("the update has not ended"), "rank {rank}: {error}");
+    }
+}
