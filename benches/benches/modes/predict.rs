@@ -124,7 +124,11 @@ impl<C: Costs> Costs for Linked<'_, C> {
 
     fn work(&self, work: Work) -> WorkCost {
         match work {
-            Work::Forward(_) | Work::Backward(_) | Work::Loss | Work::Update => WorkCost::default(),
+            Work::Forward(_)
+            | Work::Backward(_)
+            | Work::Loss
+            | Work::Update
+            | Work::UpdateSlice(_) => WorkCost::default(),
             Work::Accumulate(_) | Work::Fold(_) | Work::Norm => self.costs.work(work),
         }
     }

@@ -21,6 +21,8 @@ use crate::machine::{Machine, MachineKind, Threads};
 pub enum CollectiveKind {
     /// Every member gets the elements of all members.
     AllGather,
+    /// The same, in a buffer in which each member has its own elements.
+    AllGatherInPlace,
     /// Member `i` gets the sum of the `i`-th parts of all members.
     ReduceScatter,
     /// Every member gets the sum of the elements of all members.
@@ -42,7 +44,7 @@ pub struct CollectiveCost {
 ///
 /// `bytes` are those of the larger of a member's two buffers: all parts of an all_gather, the
 /// contribution of a reduce_scatter. On cards, a call of no bytes takes no time, since NCCL leaves
-/// it out. A group of one member copies its buffer.
+/// it out. A group of one member copies its buffer, unless it gathers in place.
 ///
 /// ```
 /// use hsdp_simulator::{CollectiveKind, Machine, Shapes, collective_cost};
@@ -117,6 +119,7 @@ impl Cost {
 ///
 /// With `n` members and buffers of `s` bytes (docs/performance.md, "Collectives between threads"):
 /// - all_gather: `s` read, `n s` written past the caches
+/// - all_gather in place: `s` read, `(n - 1) s` written
 /// - reduce_scatter: `n s` read, `s` written after its lines were read
 /// - all_reduce: `n s` read, `n s` written
 ///
@@ -125,6 +128,8 @@ fn memory_passes(machine: &Machine, shape: &Shape, collective: CollectiveKind, b
     let n = shape.members() as f64;
     let buffers = match collective {
         CollectiveKind::AllGather => 1.0 + n,
+        CollectiveKind::AllGatherInPlace if shape.members() == 1 => 0.0,
+        CollectiveKind::AllGatherInPlace => n,
         CollectiveKind::ReduceScatter => n + 2.0,
         CollectiveKind::AllReduce => 2.0 * n,
     };

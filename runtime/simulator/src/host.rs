@@ -51,7 +51,8 @@ pub struct StepOperation {
     pub op: Op,
     /// The dtype of its elements.
     pub dtype: DType,
-    /// The number of elements that a member sends, or expects.
+    /// The number of elements that a member sends, or expects. For a gather of slices it is that of
+    /// all members together, whose slices differ in length.
     pub elements: usize,
     /// The stage of the step that it belongs to.
     pub stage: Stage,
@@ -74,6 +75,8 @@ pub enum Reference {
     /// The reduce-scatter with this place in the plan's order, in the microbatch before; nothing in
     /// the first microbatch.
     Earlier(usize),
+    /// The gather of slices with this place in the order of updates, behind the update before.
+    Slices(usize),
 }
 
 /// The operations that a walk through the blocks of a rank has issued, each as a handle.
@@ -83,11 +86,13 @@ pub(crate) struct IssuedHandles<H> {
     here: Vec<Option<H>>,
     /// Reduce-scatters of the microbatch before, in the plan's order.
     earlier: Vec<H>,
+    /// Gathers of slices behind the update before, in the order of updates.
+    slices: Vec<H>,
 }
 
 impl<H> Default for IssuedHandles<H> {
     fn default() -> Self {
-        Self { here: Vec::new(), earlier: Vec::new() }
+        Self { here: Vec::new(), earlier: Vec::new(), slices: Vec::new() }
     }
 }
 
@@ -108,15 +113,22 @@ impl<H: Clone> IssuedHandles<H> {
         match reference {
             Reference::Here(index) => self.here[index].as_ref(),
             Reference::Earlier(place) => self.earlier.get(place),
+            Reference::Slices(place) => self.slices.get(place),
         }
     }
 
     /// Ends a block. Its reduce-scatters become the earlier ones, unless it has none: the exchange
-    /// in which ranks say that they have no other microbatch is a block, too.
+    /// in which ranks say that they have no other microbatch is a block, too. So do its gathers of
+    /// slices.
     pub(crate) fn end(&mut self, block: &StepBlock) {
+        let of_block = |indices: &[usize]| {
+            indices.iter().filter_map(|index| self.here[*index].clone()).collect()
+        };
         if !block.scatters.is_empty() {
-            let scatters = block.scatters.iter();
-            self.earlier = scatters.filter_map(|index| self.here[*index].clone()).collect();
+            self.earlier = of_block(&block.scatters);
+        }
+        if !block.slices.is_empty() {
+            self.slices = of_block(&block.slices);
         }
     }
 }
@@ -138,6 +150,9 @@ pub enum Work {
     Norm,
     /// The update of the rank's shards.
     Update,
+    /// The update of the rank's slice of a unit, in place of the update of its shards if replicas
+    /// divide state.
+    UpdateSlice(UnitId),
 }
 
 /// An action of a rank's host.
@@ -172,9 +187,11 @@ pub struct StepBlock {
     pub actions: Vec<Action>,
     /// The indices of its reduce-scatters, in the order of issue.
     pub scatters: Vec<usize>,
-    /// All-reduces that are issued once their reduce-scatters are complete, in order: the
-    /// reduce-scatter that each follows, and its own index.
+    /// All-reduces, or reduce-scatters of sums, that are issued once their reduce-scatters are
+    /// complete, in order: the reduce-scatter that each follows, and its own index.
     pub all_reduces: Vec<(Reference, usize)>,
+    /// The indices of its gathers of slices, in the order of issue.
+    pub slices: Vec<usize>,
 }
 
 /// The actions of a rank in a step, and the operations that they mean. They are the same on all
@@ -185,7 +202,8 @@ pub struct Order {
     pub mesh: Mesh,
     /// The memory that holds the model.
     pub placement: ModelPlacement,
-    /// The parts of the step: the opening, the microbatches, the finish.
+    /// The parts of the step: the opening, the microbatches, the finish. If replicas divide state,
+    /// the update of the step before comes first.
     pub blocks: Vec<StepBlock>,
 }
 
@@ -194,6 +212,11 @@ impl Order {
     /// every step but the first. All ranks have data, and the loss scale is fixed.
     ///
     /// It holds for optimizers that exchange nothing.
+    ///
+    /// If replicas [divide](Plan::divides_state) state, gathers of slices outlast the update in
+    /// which they are issued. So that order begins behind the statement of the step before, with
+    /// its update, and ends with the statement. No operation is under way there. All such steps
+    /// take the same time, which is that from one statement to the next.
     #[must_use]
     pub fn of(plan: &Arc<Plan>, microbatches: Microbatches, placement: ModelPlacement) -> Self {
         let blocks = Script::new(plan, placement).run(microbatches);

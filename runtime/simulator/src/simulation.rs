@@ -28,7 +28,8 @@ use crate::{Error, Time};
 /// The time of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// From the beginning of the step, the same on all ranks, to the end of the last update.
+    /// From the beginning of the step, the same on all ranks, to the end of the last update. If
+    /// replicas divide state, from the statement before the update to the next one.
     pub step: Time,
     /// Times of the ranks of each color, in order of their first ranks.
     pub ranks: Vec<RankTiming>,
@@ -41,7 +42,7 @@ pub struct RankTiming {
     pub first: Rank,
     /// Their number.
     pub count: usize,
-    /// From the beginning of the step to the end of their update.
+    /// From the beginning of the step to the end of their update, or to the statement.
     pub step: Time,
     /// Where this time goes.
     pub shares: Shares,
@@ -262,10 +263,10 @@ pub enum Share {
     Computation,
     /// The device waits for the host, which launches kernels and issues operations.
     Host,
-    /// Gathers that computation waits for; where the model is in host memory, also the thread's
-    /// part of them.
+    /// Gathers that computation waits for, those of slices among them; where the model is in host
+    /// memory, also the thread's part of them.
     Gathers,
-    /// Reduce-scatters that computation waits for, likewise.
+    /// Reduce-scatters that computation waits for, likewise: of gradients, and of sums.
     Reductions,
     /// All-reduces that computation waits for, likewise.
     AllReduces,
@@ -308,8 +309,8 @@ impl Share {
     /// Returns the share of a wait for an operation of this stage.
     const fn of(stage: Stage) -> Self {
         match stage {
-            Stage::Gather => Self::Gathers,
-            Stage::Reduce => Self::Reductions,
+            Stage::Gather | Stage::GatherSlices => Self::Gathers,
+            Stage::Reduce | Stage::ScatterSums => Self::Reductions,
             Stage::AllReduce => Self::AllReduces,
             _ => Self::Exchanges,
         }
@@ -318,7 +319,7 @@ impl Share {
     /// Returns the share of computation.
     const fn of_work(work: Work) -> Self {
         match work {
-            Work::Norm | Work::Update => Self::Optimizer,
+            Work::Norm | Work::Update | Work::UpdateSlice(_) => Self::Optimizer,
             _ => Self::Computation,
         }
     }

@@ -6,6 +6,7 @@ mod chakra;
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 
+use hsdp_flight::Stage;
 use hsdp_sharding::{DType, ModelSpec, UnitId};
 use serde::Serialize;
 
@@ -36,13 +37,21 @@ fn name_of_work(spec: &ModelSpec, work: Work) -> String {
         Work::Loss => "loss".to_owned(),
         Work::Norm => "norm".to_owned(),
         Work::Update => "update".to_owned(),
+        Work::UpdateSlice(unit) => of("update", unit),
     }
 }
 
-/// Returns the name of an operation: `reduce_scatter layers.3`, `all_gather header`.
+/// Returns the name of an operation: `reduce_scatter layers.3`, `all_gather header`. Operations
+/// that differ from those of a unit in their stage alone have it: `scatter_sums layers.3`.
 fn name_of_operation(spec: &ModelSpec, operation: &StepOperation) -> String {
     let StepOperation { op, stage, unit, .. } = operation;
-    unit.map_or_else(|| format!("{op} {stage}"), |unit| format!("{op} {}", spec[unit].name))
+    match (unit, stage) {
+        (None, _) => format!("{op} {stage}"),
+        (Some(unit), Stage::ScatterSums | Stage::GatherSlices) => {
+            format!("{stage} {}", spec[*unit].name)
+        }
+        (Some(unit), _) => format!("{op} {}", spec[*unit].name),
+    }
 }
 
 /// An event of the format; fields in its order of names.

@@ -62,7 +62,11 @@ fn step(found: &Found, machine: &Machine) -> Result<(String, String), Error> {
     let workload = Workload { microbatches, ..found.workload.clone() };
     let order = workload.order(machine);
     let (timing, spans) = trace(&order, &workload.costs(machine)?)?;
-    let mut text = "Rank 0, from the beginning of the step to the end of the update. Point at a part for its name and its times.".to_owned();
+    let part = match workload.plan.divides_state() {
+        true => "from the update of the step before to the norm of this one",
+        false => "from the beginning of the step to the end of the update",
+    };
+    let mut text = format!("Rank 0, {part}. Point at a part for its name and its times.");
     if drawn < count {
         let _ = write!(text, " The step has {count} microbatches; one of {drawn} is drawn.");
     }
@@ -291,11 +295,11 @@ fn kind(what: What) -> Option<(&'static str, &'static str)> {
     let index = match what {
         What::Work(Work::Forward(_) | Work::Loss) => 0,
         What::Work(Work::Backward(_)) => 1,
-        What::Work(Work::Norm | Work::Update) => 2,
+        What::Work(Work::Norm | Work::Update | Work::UpdateSlice(_)) => 2,
         What::Work(Work::Accumulate(_) | Work::Fold(_)) => 3,
         What::Operation(operation) => match operation.stage {
-            Stage::Gather => 4,
-            Stage::Reduce => 5,
+            Stage::Gather | Stage::GatherSlices => 4,
+            Stage::Reduce | Stage::ScatterSums => 5,
             Stage::AllReduce => 6,
             Stage::Statistics => 8,
             _ => 7,

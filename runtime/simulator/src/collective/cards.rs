@@ -114,6 +114,7 @@ impl<'a> Route<'a> {
         let passes = match collective {
             CollectiveKind::AllReduce | CollectiveKind::ReduceScatter => 3.0,
             CollectiveKind::AllGather => 2.0,
+            CollectiveKind::AllGatherInPlace => 0.0,
         };
         passes * bytes / self.members / self.memory
     }

@@ -22,8 +22,10 @@ pub(super) struct Script {
     gathers: Vec<usize>,
     /// Last reduce-scatter of each unit.
     scatters: Vec<Reference>,
-    /// Last all-reduce of each unit.
+    /// Last all-reduce of each unit, or reduce-scatter of its sums.
     all_reduces: Vec<Reference>,
+    /// Gather of each unit's slices.
+    slices: Vec<Reference>,
     /// Indices in the block of the statistics that are under way.
     statistics: Vec<(Operation, usize)>,
     /// Whether the thread looks for complete reduce-scatters in the block.
@@ -49,7 +51,8 @@ impl Script {
             block: StepBlock { times: 1, ..StepBlock::default() },
             gathers: Vec::new(),
             scatters: none.clone(),
-            all_reduces: none,
+            all_reduces: none.clone(),
+            slices: none,
             statistics: Vec::new(),
             looks: false,
         }
@@ -59,16 +62,28 @@ impl Script {
     pub(super) fn run(mut self, microbatches: Microbatches) -> Vec<StepBlock> {
         let given = matches!(microbatches, Microbatches::Given(_));
         let count = microbatches.count().max(1);
-        let repeated = if given { count - 1 } else { count };
-        // The machine makes one microbatch for all that are not known to be the last.
-        let microbatches = given.then_some(if repeated > 0 { 2 } else { 1 });
+        let not_last = if given { count - 1 } else { count };
+        // A microbatch that waits for slices is a block of its own. The machine makes one
+        // microbatch for all others that are not known to be the last.
+        let waiting = if self.plan.divides_state() { not_last.min(1) } else { 0 };
+        let repeated = not_last - waiting;
+        let of_machine = waiting + repeated.min(1) + 1;
+        let microbatches = given.then(|| usize::try_from(of_machine).expect("three at most"));
+        if self.plan.divides_state() {
+            self.update();
+            self.end_block(0);
+        }
         let intent = Intent::Step { microbatches, input: Input::Ready };
         self.feed(|machine| machine.begin(Begin { step: 0, intent }));
         self.end_block(0);
+        if waiting > 0 {
+            self.microbatch();
+            self.end_block(0);
+        }
         if repeated > 0 {
             self.block.times = repeated;
             self.microbatch();
-            self.end_block(0);
+            self.end_block(waiting);
         }
         if given {
             self.microbatch();
@@ -78,6 +93,17 @@ impl Script {
         self.feed(StepMachine::finish);
         self.end_block(last);
         self.blocks
+    }
+
+    /// Updates the slices of all units, those that the forward needs first before the others.
+    fn update(&mut self) {
+        let plan = Arc::clone(&self.plan);
+        for unit in plan.reductions().iter().rev() {
+            self.compute(Work::UpdateSlice(*unit));
+            self.feed(|machine| machine.updated(*unit));
+        }
+        // A step begins where the update has ended.
+        self.act(Action::Read);
     }
 
     fn microbatch(&mut self) {
@@ -116,7 +142,8 @@ impl Script {
         }
     }
 
-    /// Feeds an input, and writes down the outputs.
+    /// Feeds an input, and writes down the outputs. A gather that is issued ahead, and whose slices
+    /// are not whole, is issued where its unit is needed: no wait for slices is reported before.
     fn feed(&mut self, input: impl FnOnce(&mut StepMachine) -> Result<(), Refused>) {
         input(&mut self.machine).expect("the script keeps to the order of a step");
         let scattered = self.block.scatters.len();
@@ -124,7 +151,8 @@ impl Script {
             self.write(output);
         }
         // The thread looks for complete reduce-scatters where it issues one.
-        if self.block.scatters.len() > scattered && self.machine.watching().is_some() {
+        let watches = matches!(self.machine.watching(), Some(Operation::ReduceScatter(_)));
+        if self.block.scatters.len() > scattered && watches {
             self.act(Action::IssueReady);
             self.looks = true;
         }
@@ -148,19 +176,23 @@ impl Script {
                 self.block.scatters.push(index);
                 self.scatters[unit.index()] = Reference::Here(index);
             }
-            Output::AllReduce(unit) => {
+            Output::AllReduce(unit) | Output::ScatterSums(unit) => {
                 let index = self.issue(output);
                 self.all_reduces[unit.index()] = Reference::Here(index);
                 if self.looks {
                     self.block.all_reduces.push((self.scatters[unit.index()], index));
                 }
             }
+            Output::GatherSlices(unit) => {
+                let index = self.issue(output);
+                self.slices[unit.index()] = Reference::Slices(self.block.slices.len());
+                self.block.slices.push(index);
+            }
             Output::Statistics { unit, index, phase, .. } => {
                 let operation = Operation::Statistics { unit, index, phase };
                 let index = self.issue(output);
                 self.statistics.push((operation, index));
             }
-            Output::ScatterSums(_) | Output::GatherSlices(_) => unimplemented!("SIM_PENDING"),
             Output::Accumulate(unit) => self.compute(Work::Accumulate(unit)),
             Output::Fold(unit) => self.compute(Work::Fold(unit)),
             Output::Await(operation) => self.wait(operation, Action::Need),
@@ -173,8 +205,10 @@ impl Script {
         let reference = match operation {
             Operation::Gather { place, .. } => Reference::Here(self.gathers[place]),
             Operation::ReduceScatter(unit) => self.scatters[unit.index()],
-            Operation::AllReduce(unit) => self.all_reduces[unit.index()],
-            Operation::ScatterSums(_) | Operation::GatherSlices(_) => unimplemented!("SIM_PENDING"),
+            Operation::AllReduce(unit) | Operation::ScatterSums(unit) => {
+                self.all_reduces[unit.index()]
+            }
+            Operation::GatherSlices(unit) => self.slices[unit.index()],
             Operation::Statistics { .. } => {
                 let at = self.statistics.iter().position(|(other, _)| *other == operation);
                 Reference::Here(self.statistics.remove(at.expect("it was issued")).1)
@@ -203,7 +237,7 @@ impl Script {
         self.act(Action::Need(Reference::Here(index)));
         self.machine.conclude(conclusion).expect("the machine waits for it");
         match exchange {
-            Exchange::Statement => self.compute(Work::Update),
+            Exchange::Statement if !self.plan.divides_state() => self.compute(Work::Update),
             // No microbatch follows: the end of the step is a block of its own.
             Exchange::Microbatch(Input::Exhausted) => {
                 self.end_block(self.block.microbatch + 1);
@@ -251,7 +285,8 @@ fn operation(call: Call) -> StepOperation {
         Kind::Gather => (Channel::Gather, Op::AllGather, Stage::Gather),
         Kind::ReduceScatter => (Channel::Reduce, Op::ReduceScatter, Stage::Reduce),
         Kind::AllReduce => (Channel::AllReduce, Op::AllReduce, Stage::AllReduce),
-        Kind::ScatterSums | Kind::GatherSlices => unimplemented!("SIM_PENDING"),
+        Kind::ScatterSums => (Channel::AllReduce, Op::ReduceScatter, Stage::ScatterSums),
+        Kind::GatherSlices => (Channel::AllReduce, Op::AllGather, Stage::GatherSlices),
         Kind::Statistics => (Channel::Statistics, Op::AllReduce, Stage::Statistics),
         Kind::Exchange(Exchange::Interim { .. } | Exchange::Statement) => {
             (Channel::Control, Op::AllGather, Stage::Agreement)

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use hsdp_flight::{Channel, Op};
+use hsdp_flight::{Channel, Op, Stage};
 use hsdp_sharding::{Axis, DType, Mesh, Offload, Param, Plan, Rank, Role, State, UnitId};
 
 use crate::collective::exchange_time;
@@ -87,9 +87,11 @@ pub(crate) struct OnMachine<'a> {
     loss: WorkCost,
     norm: WorkCost,
     update: WorkCost,
+    /// Costs of the update of a slice by unit, if replicas divide state.
+    slices: Vec<WorkCost>,
     /// Last cost of each collective, with its bytes and its shape. Units that follow each other are
     /// often alike.
-    last: [Cell<Option<(u64, usize, OperationCost)>>; 3],
+    last: [Cell<Option<(u64, usize, OperationCost)>>; 4],
 }
 
 impl<'a> OnMachine<'a> {
@@ -110,16 +112,18 @@ impl<'a> OnMachine<'a> {
         let word = DType::F32.size_bytes() as u64;
         // Each replica adds up the norm of its slice.
         let replicas = sizes.mesh.replicate_size() as u64;
+        let update = sizes.update.cost(sizes.mesh, machine, &processor);
         Ok(Self {
             machine,
             groups,
             forward: computation.forwards(batch, &processor),
             backward: computation.backwards(batch, &processor),
             accumulate: units().map(|it| pass(it.full * (it.gradient + 2 * word))).collect(),
-            fold: units().map(|it| pass(it.shard * 3 * word)).collect(),
+            fold: units().map(|it| pass(it.updated * 3 * word)).collect(),
             loss: computation.loss(batch, &processor),
             norm: pass(units().map(|it| it.shard).sum::<u64>().div_ceil(replicas) * word),
-            update: sizes.update.cost(sizes.mesh, machine, &processor),
+            slices: sizes.update.of_slices(update),
+            update,
             last: Default::default(),
         })
     }
@@ -161,6 +165,9 @@ impl Costs for OnMachine<'_> {
         let bytes = operation.bytes();
         let all = || bytes.saturating_mul(placed.members() as u64);
         match (operation.channel, operation.op) {
+            _ if operation.stage == Stage::GatherSlices => {
+                self.moved(CollectiveKind::AllGatherInPlace, bytes, shape)
+            }
             (Channel::Control | Channel::Statistics, _) => OperationCost {
                 host: Time::saturating(self.machine.calls.issue.value()),
                 link: exchange_time(self.machine, placed),
@@ -181,6 +188,7 @@ impl Costs for OnMachine<'_> {
             Work::Loss => self.loss,
             Work::Norm => self.norm,
             Work::Update => self.update,
+            Work::UpdateSlice(unit) => self.slices[unit.index()],
         }
     }
 }
@@ -204,10 +212,14 @@ pub(crate) fn check_update(plan: &Plan) -> Result<(), Error> {
 fn trained(plan: &Plan) -> impl Iterator<Item = (DType, &Param)> {
     let of_unit = |unit: &UnitId| {
         let dtype = plan.compute_dtype(*unit);
-        plan.spec()[*unit].params.iter().map(move |param| (dtype, param))
+        trained_in(plan, *unit).map(move |param| (dtype, param))
     };
-    let params = plan.reductions().iter().flat_map(of_unit);
-    params.filter(|(_, param)| param.role == Role::Trainable)
+    plan.reductions().iter().flat_map(of_unit)
+}
+
+/// Returns the parameters of a unit that are trained.
+fn trained_in(plan: &Plan, unit: UnitId) -> impl Iterator<Item = &Param> {
+    plan.spec()[unit].params.iter().filter(|param| param.role == Role::Trainable)
 }
 
 /// Sizes of a plan on which the costs of its actions depend.
@@ -218,10 +230,12 @@ pub(crate) struct PlanSizes {
     update: UpdateSizes,
 }
 
-/// Trained elements of a unit in a rank's shard and in all, and bytes of an element's gradient.
+/// Trained elements of a unit in a rank's shard, among them those that it updates, and in all; and
+/// bytes of an element's gradient.
 #[derive(Clone, Copy, Debug)]
 struct UnitSizes {
     shard: u64,
+    updated: u64,
     full: u64,
     gradient: u64,
 }
@@ -236,7 +250,9 @@ impl PlanSizes {
         let of_unit = |unit: UnitId| {
             let trained = plan.layout(unit).trainable();
             let gradient = plan.compute_dtype(unit).size_bytes() as u64;
-            UnitSizes { shard: trained.shard_len as u64, full: trained.len as u64, gradient }
+            let shard = trained.shard_len as u64;
+            let updated = shard.div_ceil((plan.updaters() / plan.mesh().shard_size()) as u64);
+            UnitSizes { shard, updated, full: trained.len as u64, gradient }
         };
         let units = plan.spec().unit_ids().map(of_unit).collect();
         Ok(Self { mesh: plan.mesh(), units, update: UpdateSizes::of(plan, offload) })
@@ -248,18 +264,20 @@ impl PlanSizes {
     }
 }
 
-/// Bytes of a rank's update.
-#[derive(Clone, Copy, Debug)]
+/// Bytes of a rank's update. All ranks that divide the update are charged with an even share.
+#[derive(Clone, Debug)]
 struct UpdateSizes {
     /// Bytes that pass through the memory that holds the optimizer.
     passed: f64,
     /// Bytes that a device moves to the host before, and back after. `None` if it updates itself.
     moved: Option<f64>,
+    /// Bytes of all ranks that pass through memory, by unit; empty unless replicas divide state.
+    by_unit: Vec<u64>,
 }
 
 impl UpdateSizes {
     fn of(plan: &Plan, offload: Offload) -> Self {
-        let share = 1.0 / plan.mesh().shard_size() as f64;
+        let share = 1.0 / plan.updaters() as f64;
         let sum = |bytes: &dyn Fn(DType, &Param) -> f64| -> f64 {
             let of_param =
                 |(copy, param): (DType, &Param)| param.numel() as f64 * bytes(copy, param);
@@ -273,7 +291,28 @@ impl UpdateSizes {
             Offload::All => Some(sum(&|copy, _| word + copy.size_bytes() as f64)),
             _ => Some(sum(&|_, _| 3.0 * word)),
         };
-        Self { passed: sum(&|copy, param| update_bytes(param.state, copy)), moved }
+        let passed = sum(&|copy, param| update_bytes(param.state, copy));
+        let by_unit = match plan.divides_state() {
+            true => plan.spec().unit_ids().map(|unit| passed_by(plan, unit)).collect(),
+            false => Vec::new(),
+        };
+        Self { passed, moved, by_unit }
+    }
+
+    /// Returns the parts of an update's cost by unit, in proportion to their bytes. They are
+    /// rounded up, so that they are all of it, and none grows if the whole takes less time.
+    fn of_slices(&self, update: WorkCost) -> Vec<WorkCost> {
+        let all = self.by_unit.iter().sum::<u64>().max(1);
+        let part = |time: Time, bytes: u64| {
+            let picoseconds = u128::from(time.picoseconds()) * u128::from(bytes);
+            let picoseconds = picoseconds.div_ceil(u128::from(all));
+            Time::from_picoseconds(u64::try_from(picoseconds).expect("a part of the whole"))
+        };
+        let of_unit = |bytes: &u64| WorkCost {
+            host: part(update.host, *bytes),
+            device: part(update.device, *bytes),
+        };
+        self.by_unit.iter().map(of_unit).collect()
     }
 
     /// Returns the cost of the update. On a host that updates for its cards, each card has an equal
@@ -290,7 +329,14 @@ impl UpdateSizes {
     }
 }
 
-/// Returns the cost of the update of a rank's shards with a part of the model in the host's memory.
+/// Returns the bytes of all ranks that pass through memory in the update of a unit.
+fn passed_by(plan: &Plan, unit: UnitId) -> u64 {
+    let copy = plan.compute_dtype(unit);
+    let bytes = |param: &Param| param.numel() as f64 * update_bytes(param.state, copy);
+    rounded(trained_in(plan, unit).map(bytes).sum())
+}
+
+/// Returns the cost of a rank's update with a part of the model in the host's memory.
 pub(crate) fn update_cost(
     plan: &Plan,
     offload: Offload,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use hsdp_flight::Channel;
-use hsdp_sharding::{Mesh, Offload, Rank};
+use hsdp_sharding::{DType, MemoryPlan, Mesh, Offload, Plan, Rank, StateOver};
 use rayon::prelude::*;
 
 use super::Cell;
@@ -12,7 +12,7 @@ use super::space::{Load, PlanChoice, Space, Unfit};
 use crate::host::{Action, ModelPlacement, Order, StepBlock, Work};
 use crate::prediction::{MeshGroups, OnMachine, PlanSizes, check_update, placement, update_cost};
 use crate::simulation::Costs;
-use crate::{Error, Machine, Processor, Workload};
+use crate::{Error, Machine, Processor, StepMemory, Workload};
 
 /// A candidate that fits.
 #[derive(Clone, Copy, Debug)]
@@ -32,10 +32,18 @@ pub(super) struct FittingCandidates<'a> {
     pub(super) choices: Vec<PlanChoice>,
     pub(super) loads: Vec<Load>,
     groups: HashMap<Mesh, Arc<MeshGroups>>,
+    /// Memory of plans whose replicas divide state, by what it depends on.
+    divided: HashMap<(Mesh, DType), DividedMemory>,
     pub(super) fits: Vec<FittingCandidate>,
     pub(super) unfit: BTreeMap<Unfit, u64>,
     pub(super) candidates: u64,
 }
+
+/// The memory of a plan whose replicas divide state, for each part of the space that may be
+/// offloaded. What ranks update differs from rank to rank, so it takes long to find for many ranks.
+/// All of it but `full`, `grad_full` and `partial` depends on the mesh and on the compute dtype
+/// alone; and these three are those of a plan whose replicas do not divide state.
+type DividedMemory = Vec<StepMemory>;
 
 /// The candidates of a choice.
 #[derive(Default)]
@@ -55,14 +63,16 @@ impl<'a> FittingCandidates<'a> {
         let meshes = space.meshes()?;
         let choices = space.plan_choices(&meshes);
         let batches = space.batches()?;
-        space.check(choices.len(), &batches)?;
+        space.check(&meshes, choices.len(), &batches)?;
         let placed =
             meshes.iter().map(|mesh| Ok((*mesh, Arc::new(MeshGroups::new(*mesh, space.machine)?))));
         let groups = placed.collect::<Result<HashMap<_, _>, Error>>()?;
         let loads = space.loads(&batches)?;
+        let divided = divided_memory(space, &choices)?;
         let fits = Vec::new();
         let unfit = BTreeMap::new();
-        let mut fitting = Self { space, choices, loads, groups, fits, unfit, candidates: 0 };
+        let candidates = 0;
+        let mut fitting = Self { space, choices, loads, groups, divided, fits, unfit, candidates };
         let choices = fitting.choices.par_iter().enumerate();
         let parts: Vec<Result<ConsideredPart, Error>> =
             choices.map(|(index, choice)| fitting.consider(index, choice)).collect();
@@ -94,8 +104,8 @@ impl<'a> FittingCandidates<'a> {
         let two = Load { microbatches: 2, ..*first };
         let workload = space.workload(&plan, &two, Offload::None);
         let mut cost = None;
-        for offload in space.offloads {
-            let memory = space.memory(&plan, *offload);
+        let memories = self.memories(choice, &plan)?;
+        for (offload, memory) in space.offloads.iter().zip(memories) {
             let update = update_bound(&workload, *offload, machine, &processor);
             for (load, it) in of_dtype() {
                 part.candidates += 1;
@@ -124,6 +134,21 @@ impl<'a> FittingCandidates<'a> {
             }
         }
         Ok(part)
+    }
+
+    /// Returns the memory of a choice's plan, for each part of the space that may be offloaded.
+    fn memories(&self, choice: &PlanChoice, plan: &Plan) -> Result<Vec<StepMemory>, Error> {
+        let of_plan = |plan: &Plan| {
+            let offloads = self.space.offloads.iter();
+            offloads.map(|offload| self.space.memory(plan, *offload)).collect::<Vec<_>>()
+        };
+        if !plan.divides_state() {
+            return Ok(of_plan(plan));
+        }
+        let like = self.space.plan(&PlanChoice { state: StateOver::Shards, ..*choice })?;
+        let divided = &self.divided[&(choice.mesh, choice.param_dtype())];
+        let both = divided.iter().zip(of_plan(&like));
+        Ok(both.map(|(divided, like)| with_memory_of_step(*divided, like)).collect())
     }
 
     /// Returns the numbers of all that fit.
@@ -166,6 +191,32 @@ impl<'a> FittingCandidates<'a> {
     }
 }
 
+/// Plans a choice of each mesh and compute dtype whose replicas divide state, on all cores.
+///
+/// # Errors
+/// Errors of a plan.
+fn divided_memory(
+    space: &Space<'_>,
+    choices: &[PlanChoice],
+) -> Result<HashMap<(Mesh, DType), DividedMemory>, Error> {
+    let divided = choices.iter().filter(|choice| choice.state == StateOver::World);
+    let by_key: HashMap<_, _> =
+        divided.map(|choice| ((choice.mesh, choice.param_dtype()), choice)).collect();
+    let memory = |(key, choice): ((Mesh, DType), &PlanChoice)| {
+        let plan = space.plan(choice)?;
+        let of_each = space.offloads.iter().map(|offload| space.memory(&plan, *offload));
+        Ok((key, of_each.collect()))
+    };
+    by_key.into_par_iter().map(memory).collect()
+}
+
+/// Returns the memory of a plan whose replicas divide state, with the parts of a step of `like`.
+const fn with_memory_of_step(divided: StepMemory, like: StepMemory) -> StepMemory {
+    let MemoryPlan { full, grad_full, partial, .. } = like.planned;
+    let planned = MemoryPlan { full, grad_full, partial, ..divided.planned };
+    StepMemory { planned, ..divided }
+}
+
 /// Seconds that a part of a step takes at least: of rank 0's thread, of its device, and of its
 /// stream of collectives.
 #[derive(Clone, Copy, Debug, Default)]
@@ -200,10 +251,11 @@ impl PlanCost {
     pub(super) fn new(workload: &Workload, costs: &OnMachine<'_>, on: ModelPlacement) -> Self {
         let order = Order::of(&workload.plan, workload.microbatches, on);
         let mut cost = Self { repeated: Least::default(), once: Least::default() };
-        // The opening, the repeated microbatch, and the last.
+        // The block before the last one is a microbatch that is not the last.
+        let repeated = order.blocks.len() - 2;
         for (index, block) in order.blocks.iter().enumerate() {
             let least = of_block(block, costs, on);
-            if index == 1 { cost.repeated = least } else { cost.once.add(least, 1.0) }
+            if index == repeated { cost.repeated = least } else { cost.once.add(least, 1.0) }
         }
         cost
     }

@@ -3,7 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
-use hsdp_sharding::{Accumulation, ByteCount, DType, Mesh, ModelSpec, Offload, Plan, PlanOptions};
+use hsdp_sharding::{
+    Accumulation, ByteCount, DType, Mesh, ModelSpec, Offload, Plan, PlanOptions, StateOver,
+};
 use itertools::{Itertools as _, iproduct};
 
 use crate::host::{Microbatches, ModelPlacement};
@@ -58,8 +60,8 @@ pub(super) struct Load {
 /// The most candidates of a search: it remembers those that fit, by 40 bytes each.
 pub(super) const MOST_CANDIDATES: u64 = 1 << 21;
 
-/// The most units and parameters that a search plans or computes the time of, over all plans and
-/// batches. Two cores take half a minute.
+/// The most units, parameters and slices that a search plans or computes the time of, over all plans
+/// and batches. Two cores take half a minute.
 pub(super) const MOST_PLANNED: u64 = 45_000_000;
 
 /// The work of a search, but for its simulations.
@@ -73,7 +75,9 @@ pub(super) struct Estimate {
     size: u64,
     /// Ways to compute the tokens of a step.
     computed: u64,
-    /// Units and parameters, over all plans and ways to compute.
+    /// Slices of units that differ, over all meshes and dtypes.
+    slices: u64,
+    /// Units and parameters over all plans and ways to compute, and slices.
     pub(super) planned: u64,
 }
 
@@ -90,39 +94,53 @@ impl Space<'_> {
     /// Returns the choices on which a plan depends.
     pub(super) fn plan_choices(&self, meshes: &[Mesh]) -> Vec<PlanChoice> {
         let after_forwards = [AfterForwards::AsDeclared, AfterForwards::Keep];
-        let meshes = meshes.iter().copied();
+        let states = |&mesh: &Mesh| states(mesh).iter().map(move |state| (mesh, *state));
+        let meshes: Vec<_> = meshes.iter().flat_map(states).collect();
         let choices =
             iproduct!(meshes, self.dtypes(), Accumulation::ALL, PREFETCHES, after_forwards);
-        let choice = |(mesh, dtypes, accumulation, prefetch, after_forward)| PlanChoice {
+        let choice = |((mesh, state), dtypes, accumulation, prefetch, after_forward)| PlanChoice {
             mesh,
             dtypes,
             accumulation,
             prefetch,
             after_forward,
+            state,
         };
         choices.map(choice).collect()
     }
 
-    /// Returns how much work a search of `plans` plans is, before it begins.
-    pub(super) fn estimate(&self, plans: usize, batches: &[(usize, u64)]) -> Estimate {
-        let dtypes = self.dtypes().into_iter().map(|[param, _]| param).dedup().count();
+    /// Returns how much work a search of `plans` plans on these meshes is, before it begins.
+    pub(super) fn estimate(
+        &self,
+        meshes: &[Mesh],
+        plans: usize,
+        batches: &[(usize, u64)],
+    ) -> Estimate {
+        let dtypes = self.param_dtypes().len();
         let plans = plans as u64;
         let pairs = batches.len() as u64 * Recompute::ALL.len() as u64;
         let candidates = plans.saturating_mul(self.offloads.len() as u64).saturating_mul(pairs);
         let size = (self.spec.units().len() + self.spec.params().count()) as u64;
         let computed = pairs * dtypes as u64;
-        let planned = (plans + computed).saturating_mul(size);
-        Estimate { plans, pairs, candidates, size, computed, planned }
+        let slices: u64 = meshes.iter().map(|mesh| slices(self.spec, *mesh)).sum();
+        let slices = slices.saturating_mul(dtypes as u64);
+        let planned = (plans + computed).saturating_mul(size).saturating_add(slices);
+        Estimate { plans, pairs, candidates, size, computed, slices, planned }
     }
 
     /// Refuses a search that would take too long, or too much memory, before it begins.
     ///
     /// # Errors
     /// [`Error::SearchTooLarge`].
-    pub(super) fn check(&self, plans: usize, batches: &[(usize, u64)]) -> Result<(), Error> {
+    pub(super) fn check(
+        &self,
+        meshes: &[Mesh],
+        plans: usize,
+        batches: &[(usize, u64)],
+    ) -> Result<(), Error> {
         let Self { ranks, .. } = self;
-        let Estimate { plans, pairs, candidates, size, computed, planned } =
-            self.estimate(plans, batches);
+        let Estimate { plans, pairs, candidates, size, computed, slices, planned } =
+            self.estimate(meshes, plans, batches);
         if candidates > MOST_CANDIDATES {
             return Err(Error::SearchTooLarge {
                 problem: format!(
@@ -134,7 +152,7 @@ impl Space<'_> {
         if planned > MOST_PLANNED {
             return Err(Error::SearchTooLarge {
                 problem: format!(
-                    "{planned} units and parameters: {plans} plans of {ranks} ranks, and {computed} ways to compute the tokens of a step, of a model with {size}; at most {MOST_PLANNED} are searched"
+                    "{planned} units, parameters and slices: {plans} plans of {ranks} ranks, and {computed} ways to compute the tokens of a step, of a model with {size}, and {slices} slices; at most {MOST_PLANNED} are searched"
                 ),
             });
         }
@@ -152,6 +170,7 @@ impl Space<'_> {
             reduce_dtype,
             accumulation: choice.accumulation,
             prefetch: choice.prefetch,
+            state: choice.state,
             ..PlanOptions::default()
         };
         Ok(Plan::new(choice.after_forward.applied_to(self.spec), choice.mesh, options)?)
@@ -162,7 +181,6 @@ impl Space<'_> {
     /// # Errors
     /// [`Error::Computation`].
     pub(super) fn loads(&self, batches: &[(usize, u64)]) -> Result<Vec<Load>, Error> {
-        let dtypes = self.dtypes().into_iter().map(|[param, _]| param).dedup();
         let of_dtype = |dtype| {
             let processor = self.processor(dtype)?;
             let load = |((sequences, microbatches), recompute)| {
@@ -174,6 +192,7 @@ impl Space<'_> {
             let loads = iproduct!(batches.iter().copied(), Recompute::ALL);
             Ok(loads.map(load).collect::<Vec<_>>())
         };
+        let dtypes = self.param_dtypes().into_iter();
         Ok(dtypes.map(of_dtype).collect::<Result<Vec<_>, Error>>()?.concat())
     }
 
@@ -205,6 +224,11 @@ impl Space<'_> {
         let split = |count| Some((usize::try_from(sequences / count).ok()?, count));
         let batches = counts.filter_map(split).filter(|(batch, _)| *batch as u64 <= MOST);
         Ok(batches.collect())
+    }
+
+    /// Returns the dtypes in which the model may compute.
+    pub(super) fn param_dtypes(&self) -> Vec<DType> {
+        self.dtypes().into_iter().map(|[param, _]| param).dedup().collect()
     }
 
     fn dtypes(&self) -> Vec<[DType; 2]> {
@@ -249,6 +273,25 @@ impl Space<'_> {
     }
 }
 
+/// Returns the ranks over which state may be divided on a mesh. With one replica both are the same.
+const fn states(mesh: Mesh) -> &'static [StateOver] {
+    match mesh.replicate_size() {
+        1 => &[StateOver::Shards],
+        _ => &StateOver::ALL,
+    }
+}
+
+/// Returns the number of slices on a mesh for which a plan computes numbers of their own: of each
+/// unit those of the ranks whose shards hold other parts of parameters.
+fn slices(spec: &ModelSpec, mesh: Mesh) -> u64 {
+    let differ = |params: usize| mesh.shard_size().min(4 * params + 1) as u64;
+    let of_replica: u64 = spec.units().iter().map(|unit| differ(unit.params.len())).sum();
+    match states(mesh) {
+        [StateOver::Shards] => 0,
+        _ => of_replica.saturating_mul(mesh.replicate_size() as u64),
+    }
+}
+
 /// Whether units stay gathered from their forward to their backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AfterForwards {
@@ -282,6 +325,8 @@ pub struct PlanChoice {
     pub prefetch: usize,
     /// Whether units stay gathered.
     pub after_forward: AfterForwards,
+    /// The ranks over which the state of the optimizer is divided.
+    pub state: StateOver,
 }
 
 impl PlanChoice {
@@ -328,6 +373,9 @@ impl fmt::Display for Candidate {
         write!(f, " --accumulation {accumulation} --prefetch {prefetch} --recompute={recompute}")?;
         if plan.after_forward == AfterForwards::Keep {
             f.write_str(" --keep")?;
+        }
+        if plan.state != StateOver::default() {
+            write!(f, " --state-over {}", plan.state)?;
         }
         if *offload != Offload::None {
             write!(f, " --offload {offload}")?;

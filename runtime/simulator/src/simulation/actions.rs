@@ -18,6 +18,8 @@ pub(super) struct ColorState {
     pub(super) computation: Time,
     /// The reduce-scatters of the microbatch before, in the plan's order.
     pub(super) earlier: Vec<(StepOperation, Times)>,
+    /// The gathers of slices behind the update before, in the order of updates.
+    pub(super) slices: Vec<(StepOperation, Times)>,
     pub(super) shares: Shares,
 }
 
@@ -117,7 +119,7 @@ impl ColorProgress {
     fn scattered(&self, block: &StepBlock) -> usize {
         let is_issued = |(scatter, _): &&(Reference, usize)| match scatter {
             Reference::Here(scatter) => self.issued[*scatter],
-            Reference::Earlier(_) => true,
+            Reference::Earlier(_) | Reference::Slices(_) => true,
         };
         block.all_reduces.iter().take_while(is_issued).count()
     }
@@ -269,6 +271,7 @@ impl BlockRun<'_> {
                 Ok(Some((self.block.operations[index], times)))
             }
             Reference::Earlier(place) => Ok(self.ranks.of[color].earlier.get(place).copied()),
+            Reference::Slices(place) => Ok(self.ranks.of[color].slices.get(place).copied()),
         }
     }
 
@@ -343,16 +346,21 @@ impl BlockRun<'_> {
         self.spans.iter_mut().filter(|_| span.is_shown()).for_each(|spans| spans.push(span));
     }
 
-    /// Ends a block: the next one may refer to its reduce-scatters.
+    /// Ends a block: the next one may refer to its reduce-scatters, and to its gathers of slices.
     fn end(self) -> Result<(), Error> {
         let Self { block, meetings, ranks, spans, number, .. } = self;
         for (color, rank) in ranks.of.iter_mut().enumerate() {
             let times = |index| meetings.times(color, index).ok_or(Error::Stuck);
+            let of_block = |indices: &[usize]| {
+                let timed = |index: &usize| Ok((block.operations[*index], times(*index)?));
+                indices.iter().map(timed).collect::<Result<_, Error>>()
+            };
             // The exchange in which ranks say that they have no other microbatch is a block, too.
             if !block.scatters.is_empty() {
-                let scatters = block.scatters.iter();
-                let scatters = scatters.map(|index| Ok((block.operations[*index], times(*index)?)));
-                rank.earlier = scatters.collect::<Result<_, Error>>()?;
+                rank.earlier = of_block(&block.scatters)?;
+            }
+            if !block.slices.is_empty() {
+                rank.slices = of_block(&block.slices)?;
             }
             let Some(spans) = spans else { continue };
             for (index, operation) in block.operations.iter().enumerate() {

@@ -13,7 +13,7 @@
 //! - Its computation, its thread, and the ends of its streams. Queues of streams are empty between
 //!   blocks.
 //! - Of each reduce-scatter of the microbatch before, all times: a wait for it is divided into
-//!   shares by them.
+//!   shares by them. A block that waits for gathers of slices does not repeat.
 //!
 //! Some times count as another one that is later. Operations begin after the computation before
 //! them, and waits end after it, so times before that of computation count as the latter. Exchanges
@@ -77,7 +77,7 @@ struct RepeatedState {
 
 impl RepeatedState {
     fn of(ranks: &ColorRanks, color: usize, base: Time) -> Self {
-        let ColorState { host, computation, ref earlier, shares } = ranks.of[color];
+        let ColorState { host, computation, ref earlier, shares, .. } = ranks.of[color];
         let [exchanges, streams @ ..] = ranks.streams.free(color);
         let earlier = earlier.iter().flat_map(|(_, times)| [times.could, times.begins, times.ends]);
         let others = streams.into_iter().chain(earlier).map(|time| time.max(computation));

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use hsdp_flight::{Channel, Op};
+use hsdp_flight::{Channel, Op, Stage};
 use hsdp_sharding::{Axis, Rank};
 use prost::Message;
 
@@ -103,9 +103,10 @@ impl Traces<'_> {
         let name = name_of_operation(self.spec, operation);
         let call = computation(format!("issue {name}"), Lane::Host, cost.host);
         let lane = lane(operation.channel, self.order.placement);
-        let moves = members.count(mesh) > 1 && operation.bytes() > 0;
+        let count = members.count(mesh);
+        let moves = count > 1 && operation.bytes() > 0;
         let group = self.group(operation.channel, members, rank);
-        let attributes = attributes(operation, group)?;
+        let attributes = attributes(operation, count, group)?;
         let node = Node { name, kind: NodeType::Collective.into(), attributes, ..Node::default() };
         let collective = moves.then_some(Template { node, lane, time: cost.link });
         let is_exchange = matches!(operation.channel, Channel::Control | Channel::Statistics);
@@ -334,8 +335,13 @@ fn computation(name: String, lane: Lane, time: Time) -> Template {
 }
 
 /// `comm_size` is the number of bytes that each member puts in, as ASTRA-sim takes it: the shard of
-/// an all-gather, and the whole input of a reduce-scatter.
-fn attributes(operation: &StepOperation, group: usize) -> io::Result<Vec<Attribute>> {
+/// an all-gather, and the whole input of a reduce-scatter. Slices of `members` replicas are listed
+/// as if they had one length.
+fn attributes(
+    operation: &StepOperation,
+    members: usize,
+    group: usize,
+) -> io::Result<Vec<Attribute>> {
     let kind = match operation.op {
         Op::AllGather => CollectiveType::AllGather,
         Op::ReduceScatter => CollectiveType::ReduceScatter,
@@ -345,7 +351,11 @@ fn attributes(operation: &StepOperation, group: usize) -> io::Result<Vec<Attribu
             return Err(io::Error::new(io::ErrorKind::InvalidInput, refusal));
         }
     };
-    let bytes = i64::try_from(operation.bytes()).unwrap_or(i64::MAX);
+    let bytes = match operation.stage {
+        Stage::GatherSlices => operation.bytes().div_ceil(members as u64),
+        _ => operation.bytes(),
+    };
+    let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
     Ok(vec![
         Attribute::new("is_cpu_op", AttributeValue::Bool(false)),
         Attribute::new("comm_type", AttributeValue::Integer(kind as i64)),
@@ -458,7 +468,7 @@ impl<W: Write> BlockWalk<'_, '_, W> {
     }
 
     fn is_issued(&self, reference: Reference) -> bool {
-        matches!(reference, Reference::Earlier(_)) || self.walk.issued.find(reference).is_some()
+        !matches!(reference, Reference::Here(_)) || self.walk.issued.find(reference).is_some()
     }
 
     /// Returns the nodes that a follower of an operation follows. There is no microbatch before the
@@ -471,7 +481,7 @@ impl<W: Write> BlockWalk<'_, '_, W> {
         let after = self.after(reference);
         let is_exchange = match reference {
             Reference::Here(index) => self.prepared.operations[index].is_exchange,
-            Reference::Earlier(_) => false,
+            Reference::Earlier(_) | Reference::Slices(_) => false,
         };
         let walk = &mut *self.walk;
         walk.computation = walk.computation.and(after);
