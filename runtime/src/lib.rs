@@ -137,8 +137,8 @@ pub use hsdp_comm::{control, nccl};
 pub use hsdp_kernels::{GradientValues, HostBuffer, MomentumKind, Values, memory};
 pub use hsdp_sharding::{
     Accumulation, Axis, BufferId, BufferRule, ByteCount, DType, ElemCount, Flow, FullCopies,
-    MemoryPlan, Mesh, ModelSpec, Offload, Param, ParamId, Phase, Piece, Plan, Rank, State, StateOver,
-    Traffic, Unit, UnitId,
+    MemoryPlan, Mesh, ModelSpec, Offload, Param, ParamId, Phase, Piece, Plan, Rank, State,
+    StateOver, Traffic, Unit, UnitId,
 };
 
 pub use hsdp_warnings::silence_warnings;

@@ -15,7 +15,8 @@ use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::model::updates::{Average, Moved, Updates};
 use crate::optimizer::interface::{
-    Assignment, ClippedGradient, DeviceRun, Optimizer, Run, Selected, Update, Updating, cut_at, part_of,
+    Assignment, ClippedGradient, DeviceRun, Optimizer, Run, Selected, Update, Updating, cut_at,
+    part_of,
 };
 use crate::persist::checkpointed::ONE_OF_EACH_KIND;
 use crate::state::context::Context;

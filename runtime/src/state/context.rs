@@ -218,7 +218,11 @@ impl Context {
         let is_offloaded = self.device.as_ref().is_some_and(|it| it.offload == Offload::All);
         let is_gathered = self.plan.compute_dtype(unit) == DType::F32 && !is_offloaded;
         let are_divided = self.plan.divides_state() && !is_gathered;
-        HeldMasters { trained: if are_divided { self.updated(unit) } else { 0..all }, all, are_divided }
+        HeldMasters {
+            trained: if are_divided { self.updated(unit) } else { 0..all },
+            all,
+            are_divided,
+        }
     }
 
     /// Returns where the slices of replicas begin in this rank's shard of a unit, and the end of the
@@ -232,7 +236,8 @@ impl Context {
     pub(crate) fn scope_of_parameters(&self, unit: UnitId) -> Scope {
         let stay = self.device.as_ref().is_none_or(|device| device.offload == Offload::All);
         let stay = stay && self.plan.layout(unit).stored().is_none();
-        let stay = stay && !self.held(unit).are_divided;
+        let HeldMasters { trained, all, .. } = self.held(unit);
+        let stay = stay && trained.len() == all;
         memory::scope(if stay { Category::Shard } else { Category::Other })
     }
 

@@ -320,12 +320,7 @@ impl Shard {
     }
 
     /// Copies parameters as they are gathered, from the `from`-th on.
-    fn rounded_to(
-        &self,
-        site: ErrorSite<'_>,
-        from: usize,
-        into: &mut [f32],
-    ) -> Result<(), Error> {
+    fn rounded_to(&self, site: ErrorSite<'_>, from: usize, into: &mut [f32]) -> Result<(), Error> {
         let range = from..from + into.len();
         match &self.rounded {
             Some(Located::Host(rounded)) => unpack(into, rounded.values().slice(range)),

@@ -405,9 +405,8 @@ impl StepMachine {
             },
             MachineState::Opening(opening) => {
                 let Self { orders, .. } = self;
-                let whole = opening.compares_replicas().then(|| {
-                    orders.slices.wait_for_any(&orders.rules)
-                });
+                let whole =
+                    opening.compares_replicas().then(|| orders.slices.wait_for_any(&orders.rules));
                 whole.flatten().or_else(|| Some(opening.next()))
             }
             MachineState::Step(step) => step.next(self.goal, &mut self.orders),

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use hsdp::{LossScaling, ModelOptions, Objective, Unused};
 use hsdp_sharding::step::{
     Begin, Conclusion, EvaluationKind, Exchange, Headers, Input, Intent, LossScale,
-    MicrobatchWeights, NextUnit, Operation, Output, ReductionTime, Rules, Sequences, StepMachine, Supply,
-    UnitUse,
+    MicrobatchWeights, NextUnit, Operation, Output, ReductionTime, Rules, Sequences, StepMachine,
+    Supply, UnitUse,
 };
 use hsdp_sharding::{Plan, Rank, UnitId};
 

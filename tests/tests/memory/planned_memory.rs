@@ -10,8 +10,8 @@ use hsdp::checkpoint::{CheckpointOptions, Checkpointed, Checkpoints, Import};
 use hsdp::memory::{self, Category, Usage};
 use hsdp::{
     Accumulation, AdamW, AdamWOptions, DType, Ema, Error, FullCopies, LossSum, ModelOptions,
-    ModelSpec, Optimizer, Param, Precision, Rank, ShardedModel, StateOver, StepOptions, Unit, UnitOrder,
-    Unused,
+    ModelSpec, Optimizer, Param, Precision, Rank, ShardedModel, StateOver, StepOptions, Unit,
+    UnitOrder, Unused,
 };
 use hsdp_comm::{Channel, Tag};
 use hsdp_sharding::{ByteCount, MemoryPlan};

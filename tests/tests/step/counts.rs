@@ -2,8 +2,8 @@
 //! formulas.
 
 use hsdp::{
-    Accumulation, DType, Error, FullCopies, Mesh, ModelOptions, ModelSpec, Precision, Rank,
-    Sgd, SgdOptions, ShardedModel, StateOver, StepOptions, UnitId, World,
+    Accumulation, DType, Error, FullCopies, Mesh, ModelOptions, ModelSpec, Precision, Rank, Sgd,
+    SgdOptions, ShardedModel, StateOver, StepOptions, UnitId, World,
 };
 use hsdp_comm::{Channel, Op};
 use hsdp_sharding::{ByteCount, Flow, Traffic};
