@@ -213,7 +213,7 @@ impl Group {
             let input = DeviceInput::GatherParts(cuts);
             self.issue_on_device(call, DeviceMember::new(caller, input, buffer))
         });
-        self.lent(tag, lease).pending(issued)
+        self.lent(lease).pending(issued)
     }
 
     /// Issues an operation on devices. Where members share no memory, this rank's part is issued at

@@ -22,6 +22,7 @@ mod ends;
 mod flight;
 mod meeting;
 mod operations;
+mod parts;
 mod pending;
 mod schedules;
 mod steps;
