@@ -7,8 +7,12 @@ use proptest::prelude::*;
 use super::{CollectiveCost, CollectiveKind, Shape, Shapes, collective_cost, exchange_time};
 use crate::{Machine, Time};
 
-const COLLECTIVES: [CollectiveKind; 3] =
-    [CollectiveKind::AllGather, CollectiveKind::ReduceScatter, CollectiveKind::AllReduce];
+const COLLECTIVES: [CollectiveKind; 4] = [
+    CollectiveKind::AllGather,
+    CollectiveKind::AllGatherInPlace,
+    CollectiveKind::ReduceScatter,
+    CollectiveKind::AllReduce,
+];
 const US: f64 = 1e-6;
 /// A byte by NVLink, by all adapters of a machine, and in memory.
 const LINK: f64 = 1.0 / 100e9;
@@ -63,6 +67,8 @@ fn a_large_gather_is_a_ring() {
     assert_near(gather.time, latency + 7e9 * LINK + 2e9 * MEMORY);
     assert_near(gather.busy[0], 7e9 * LINK);
     assert_eq!(gather.busy[1], Time::ZERO);
+    let in_place = cost(&ring, CollectiveKind::AllGatherInPlace, bytes);
+    assert_near(in_place.time, latency + 7e9 * LINK);
     let reduction = cost(&ring, CollectiveKind::ReduceScatter, bytes);
     assert_near(reduction.time, latency + 7e9 * LINK + 3e9 * MEMORY);
 }
@@ -167,6 +173,7 @@ fn threads_take_as_long_as_memory_takes() {
     let meeting = 38.9 * US;
     let rows = [
         (CollectiveKind::AllGather, 80.0, 2.4e-3),
+        (CollectiveKind::AllGatherInPlace, 64.0, 1.9e-3),
         (CollectiveKind::ReduceScatter, 96.0, 2.8e-3),
         (CollectiveKind::AllReduce, 128.0, 3.8e-3),
     ];

@@ -33,7 +33,7 @@ pub(super) struct FittingCandidates<'a> {
     pub(super) loads: Vec<Load>,
     groups: HashMap<Mesh, Arc<MeshGroups>>,
     /// Memory of plans whose replicas divide state, by what it depends on.
-    divided: HashMap<(Mesh, DType), DividedMemory>,
+    pub(super) divided: HashMap<(Mesh, DType), DividedMemory>,
     pub(super) fits: Vec<FittingCandidate>,
     pub(super) unfit: BTreeMap<Unfit, u64>,
     pub(super) candidates: u64,
@@ -43,7 +43,7 @@ pub(super) struct FittingCandidates<'a> {
 /// offloaded. What ranks update differs from rank to rank, so it takes long to find for many ranks.
 /// All of it but `full`, `grad_full` and `partial` depends on the mesh and on the compute dtype
 /// alone; and these three are those of a plan whose replicas do not divide state.
-type DividedMemory = Vec<StepMemory>;
+pub(super) type DividedMemory = Vec<StepMemory>;
 
 /// The candidates of a choice.
 #[derive(Default)]

@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use hsdp_sharding::{ByteCount, ModelSpec, Offload, Param, State, Unit};
+use hsdp_sharding::{ByteCount, DType, Mesh, ModelSpec, Offload, Param, State, Unit};
 
 use super::candidates::FittingCandidates;
 use super::space::{MOST_CANDIDATES, MOST_PLANNED};
@@ -69,19 +69,29 @@ fn a_space_at_its_limit_is_searched_and_the_next_is_refused() {
     let space = case.space();
     // Three ways to recompute each batch; and no batch, so that plans are all.
     let most = usize::try_from(MOST_CANDIDATES / 3).expect("a size");
-    assert_eq!(space.check(1, &vec![(1, 1); most]), Ok(()));
+    assert_eq!(space.check(&[], 1, &vec![(1, 1); most]), Ok(()));
     let problem = |result: Result<(), Error>| result.expect_err("refused").to_string();
     assert_eq!(
-        problem(space.check(1, &vec![(1, 1); most + 1])),
+        problem(space.check(&[], 1, &vec![(1, 1); most + 1])),
         "2097153 candidates: 1 plans of 4 ranks, 1 parts that may be offloaded, and 2097153 ways \
          to compute the tokens of a step; at most 2097152 are searched"
     );
     let most = usize::try_from(MOST_PLANNED / 9).expect("a size");
-    assert_eq!(space.check(most, &[]), Ok(()));
+    assert_eq!(space.check(&[], most, &[]), Ok(()));
     assert_eq!(
-        problem(space.check(most + 1, &[])),
-        "45000009 units and parameters: 5000001 plans of 4 ranks, and 0 ways to compute the tokens \
-         of a step, of a model with 9; at most 45000000 are searched"
+        problem(space.check(&[], most + 1, &[])),
+        "45000009 units, parameters and slices: 5000001 plans of 4 ranks, and 0 ways to compute \
+         the tokens of a step, of a model with 9, and 0 slices; at most 45000000 are searched"
+    );
+    // In each of two dtypes, a unit of eight parameters has 33 slices that differ in a replica.
+    let meshes = [Mesh::new(1, 100), Mesh::new(2, 16), Mesh::new(7, 100)];
+    let meshes = meshes.map(|mesh| mesh.expect("a mesh"));
+    let slices = 2 * (2 * 16 + 7 * 33);
+    assert_eq!(space.check(&meshes, most - slices / 9 - 1, &[]), Ok(()));
+    assert_eq!(
+        problem(space.check(&meshes, most, &[])),
+        "45000526 units, parameters and slices: 5000000 plans of 4 ranks, and 0 ways to compute \
+         the tokens of a step, of a model with 9, and 526 slices; at most 45000000 are searched"
     );
 }
 
@@ -97,11 +107,22 @@ fn the_estimate_of_a_space_is_the_work_that_is_done() {
             let size = (case.spec.units().len() + case.spec.params().count()) as u64;
             let plans = fitting.choices.len();
             let loads = fitting.loads.len();
-            let estimate = space.estimate(plans, &space.batches().expect("batches"));
+            let meshes = space.meshes().expect("meshes");
+            let estimate = space.estimate(&meshes, plans, &space.batches().expect("batches"));
             assert_eq!(estimate.candidates, fitting.candidates);
-            assert_eq!(estimate.planned, (plans + loads) as u64 * size);
+            let planned = (plans + loads) as u64 * size;
+            assert_eq!(estimate.planned, planned + slices(&case.spec, fitting.divided.keys()));
         }
     }
+}
+
+/// Returns the number of slices of units that may differ in these plans.
+fn slices<'a>(spec: &ModelSpec, plans: impl Iterator<Item = &'a (Mesh, DType)>) -> u64 {
+    let of_plan = |(mesh, _): &(Mesh, DType)| {
+        let runs = spec.units().iter().map(|unit| mesh.shard_size().min(4 * unit.params.len() + 1));
+        mesh.replicate_size() * runs.sum::<usize>()
+    };
+    plans.map(of_plan).sum::<usize>() as u64
 }
 
 /// The budget pays for a simulation in proportion to its actions, whatever the number of units and

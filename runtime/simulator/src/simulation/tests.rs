@@ -2,7 +2,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use hsdp_flight::Stage;
-use hsdp_sharding::{Accumulation, Mesh, ModelSpec, Param, Plan, PlanOptions, Rank, Unit};
+use hsdp_sharding::{
+    Accumulation, Mesh, ModelSpec, Param, Plan, PlanOptions, Rank, StateOver, Unit,
+};
 use proptest::prelude::*;
 
 use super::*;
@@ -10,13 +12,14 @@ use crate::host::{Action, Microbatches, Reference};
 
 const UNITS: u64 = 3;
 
-/// Times of a gather, of a reduce-scatter, of an all-reduce, and of computation on a unit in each
-/// direction.
+/// Times of a gather, of a reduce-scatter, of an all-reduce or a reduce-scatter of sums, of a gather
+/// of slices, and of computation on a unit in each direction.
 #[derive(Clone, Copy, Debug, Default)]
 struct Given {
     gather: u64,
     reduce: u64,
     all_reduce: u64,
+    slices: u64,
     computation: u64,
     launch: u64,
     placement: Option<ModelPlacement>,
@@ -36,7 +39,8 @@ impl Costs for Given {
         let link = match operation.stage {
             Stage::Gather => self.gather * (1 + shape as u64),
             Stage::Reduce => self.reduce,
-            Stage::AllReduce => self.all_reduce,
+            Stage::AllReduce | Stage::ScatterSums => self.all_reduce,
+            Stage::GatherSlices => self.slices,
             _ => 0,
         };
         let link = Time::from_picoseconds(link);
@@ -63,6 +67,7 @@ struct Case {
     accumulation: Accumulation,
     prefetch: usize,
     microbatches: Microbatches,
+    state: StateOver,
 }
 
 const ONCE: Case = Case {
@@ -70,15 +75,15 @@ const ONCE: Case = Case {
     accumulation: Accumulation::ReduceScatter,
     prefetch: 1,
     microbatches: Microbatches::Given(1),
+    state: StateOver::Shards,
 };
 
 fn order(case: Case, placement: ModelPlacement) -> Order {
     let unit = |index| Unit::new(format!("u{index}")).param(Param::new(format!("w{index}"), [12]));
     let spec = (0..UNITS).fold(ModelSpec::new(), |spec, index| spec.unit(unit(index)));
     let mesh = Mesh::new(case.mesh[0], case.mesh[1]).expect("a mesh");
-    let accumulation = case.accumulation;
-    let prefetch = case.prefetch;
-    let options = PlanOptions { accumulation, prefetch, ..PlanOptions::default() };
+    let Case { accumulation, prefetch, state, .. } = case;
+    let options = PlanOptions { accumulation, prefetch, state, ..PlanOptions::default() };
     let plan = Arc::new(Plan::new(spec, mesh, options).expect("a plan"));
     Order::of(&plan, case.microbatches, placement)
 }
@@ -139,6 +144,45 @@ fn all_reduces_are_deferred_to_the_last_microbatch() {
         assert_eq!(step(every, given), microbatches + 4 * UNITS * 100);
         let local = Case { accumulation: Accumulation::Local, ..case };
         assert_eq!(step(local, given), step(case, given));
+    }
+}
+
+/// Gathers of slices are under way in the first forward, whose units wait for their own.
+#[test]
+fn gathers_of_slices_beside_the_first_forward() {
+    let of = |slices, placement, microbatches| {
+        let state = StateOver::World;
+        let case = Case { mesh: [2, 1], state, microbatches, ..ONCE };
+        step(case, Given { slices, computation: 7, placement: Some(placement), ..Given::default() })
+    };
+    for count in [1, 2, 5] {
+        for microbatches in [Microbatches::Given(count), Microbatches::Asked(count)] {
+            let computed = count * 2 * UNITS * 7;
+            let on_host = |slices| of(slices, ModelPlacement::Host, microbatches);
+            assert_eq!(on_host(0), computed);
+            assert_eq!(on_host(5), 5 + computed, "{microbatches:?}");
+            assert_eq!(on_host(9), UNITS * 9 + computed - (UNITS - 1) * 7, "{microbatches:?}");
+            // On a device the first gather of a unit follows those of all slices.
+            let on_device = of(5, ModelPlacement::Device, microbatches);
+            assert_eq!(on_device, UNITS * 5 + computed, "{microbatches:?}");
+        }
+    }
+}
+
+/// Where replicas divide state, a reduce-scatter of sums begins where an all-reduce would.
+#[test]
+fn sums_are_scattered_as_they_are_all_reduced() {
+    for (placement, accumulation) in
+        PLACEMENTS.into_iter().flat_map(|it| Accumulation::ALL.map(|mode| (it, mode)))
+    {
+        for microbatches in [Microbatches::Given(3), Microbatches::Asked(3)] {
+            let case = Case { mesh: [2, 2], accumulation, microbatches, ..ONCE };
+            let placement = Some(placement);
+            let given =
+                Given { reduce: 5, all_reduce: 11, computation: 7, placement, ..Given::default() };
+            let [shards, world] = StateOver::ALL.map(|state| step(Case { state, ..case }, given));
+            assert_eq!(shards, world, "{accumulation}, {placement:?}, {microbatches:?}");
+        }
     }
 }
 
@@ -206,14 +250,14 @@ proptest! {
     /// add up to its shares.
     #[test]
     fn a_trace_has_the_same_times(
-        gather in 0..20u64, reduce in 0..20u64, all_reduce in 0..50u64, computation in 0..20u64, launch in 0..20u64,
+        gather in 0..20u64, reduce in 0..20u64, all_reduce in 0..50u64, slices in 0..50u64, computation in 0..20u64, launch in 0..20u64,
         prefetch in 0..4usize, count in 1..40u64, mode in 0..3usize, replicas in 1..4usize, shards in 1..7usize,
-        on_device: bool, asked: bool, machine in 0..9usize,
+        on_device: bool, asked: bool, state in 0..2usize, machine in 0..9usize,
     ) {
         let placement = PLACEMENTS[usize::from(on_device)];
-        let given = Given { gather, reduce, all_reduce, computation, launch, placement: Some(placement), machine };
+        let given = Given { gather, reduce, all_reduce, slices, computation, launch, placement: Some(placement), machine };
         let microbatches = if asked { Microbatches::Asked(count) } else { Microbatches::Given(count) };
-        let case = Case { mesh: [replicas, shards], accumulation: Accumulation::ALL[mode], prefetch, microbatches };
+        let case = Case { mesh: [replicas, shards], accumulation: Accumulation::ALL[mode], prefetch, microbatches, state: StateOver::ALL[state] };
         let order = order(case, placement);
         let timing = simulate(&order, &given).expect("it ends");
         let (traced, spans) = trace(&order, &given).expect("it ends");

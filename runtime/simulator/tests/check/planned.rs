@@ -1,4 +1,5 @@
-//! No plan's schedule deadlocks: every accumulation mode on every mesh up to 8x8, whatever number of kernels a device has under way.
+//! No plan's schedule deadlocks: every accumulation mode on every mesh up to 8x8, with state over
+//! shards and over the world, whatever number of kernels a device has under way.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
@@ -6,7 +7,7 @@ use std::sync::Arc;
 
 use hsdp_flight::Channel;
 use hsdp_sharding::step::Sequences;
-use hsdp_sharding::{Accumulation, Mesh, ModelSpec, Param, Plan, PlanOptions, Unit};
+use hsdp_sharding::{Accumulation, Mesh, ModelSpec, Param, Plan, PlanOptions, StateOver, Unit};
 use hsdp_simulator::{Microbatches, ModelPlacement, Order, ScheduleVerdict, StepBlock, judge};
 use serde_json::{Value, json};
 
@@ -20,11 +21,11 @@ fn spec() -> ModelSpec {
 
 fn order(
     mesh: Mesh,
-    accumulation: Accumulation,
+    (accumulation, state): (Accumulation, StateOver),
     placement: ModelPlacement,
     microbatches: Microbatches,
 ) -> Order {
-    let options = PlanOptions { accumulation, ..PlanOptions::default() };
+    let options = PlanOptions { accumulation, state, ..PlanOptions::default() };
     let plan = Arc::new(Plan::new(spec(), mesh, options).expect("a plan"));
     Order::of(&plan, microbatches, placement)
 }
@@ -37,11 +38,17 @@ fn meshes() -> impl Iterator<Item = Mesh> {
     sizes.map(|(replicas, shards)| Mesh::new(replicas, shards).expect("a mesh"))
 }
 
+/// Returns all meshes, with all modes of each.
+fn modes() -> impl Iterator<Item = (Mesh, (Accumulation, StateOver))> {
+    let modes = || StateOver::ALL.map(|state| Accumulation::ALL.map(|it| (it, state)));
+    meshes().flat_map(move |mesh| modes().into_iter().flatten().map(move |mode| (mesh, mode)))
+}
+
 #[test]
 fn devices_with_any_number_of_kernels() {
-    for (mesh, accumulation) in meshes().flat_map(|mesh| Accumulation::ALL.map(|it| (mesh, it))) {
+    for (mesh, mode) in modes() {
         for microbatches in [GIVEN, ASKED] {
-            let order = order(mesh, accumulation, ModelPlacement::Device, microbatches);
+            let order = order(mesh, mode, ModelPlacement::Device, microbatches);
             for kernels in [NonZeroU32::new(1), NonZeroU32::new(2), None] {
                 for sequences in [Sequences::OfEachChannel, Sequences::One] {
                     let schedules = order.schedules(kernels, sequences).expect("few actions");
@@ -49,7 +56,7 @@ fn devices_with_any_number_of_kernels() {
                     assert_eq!(
                         verdict,
                         ScheduleVerdict::Ok,
-                        "{mesh}, {accumulation}, {kernels:?}, {sequences:?}"
+                        "{mesh}, {mode:?}, {kernels:?}, {sequences:?}"
                     );
                 }
             }
@@ -59,11 +66,11 @@ fn devices_with_any_number_of_kernels() {
 
 #[test]
 fn models_in_host_memory() {
-    for (mesh, accumulation) in meshes().flat_map(|mesh| Accumulation::ALL.map(|it| (mesh, it))) {
+    for (mesh, mode) in modes() {
         for microbatches in [GIVEN, ASKED] {
-            let order = order(mesh, accumulation, ModelPlacement::Host, microbatches);
+            let order = order(mesh, mode, ModelPlacement::Host, microbatches);
             let schedules = order.schedules(None, Sequences::OfEachChannel).expect("few actions");
-            assert_eq!(judge(&schedules), ScheduleVerdict::Ok, "{mesh}, {accumulation}");
+            assert_eq!(judge(&schedules), ScheduleVerdict::Ok, "{mesh}, {mode:?}");
         }
     }
 }
@@ -86,11 +93,14 @@ fn by_channel(list: &Value) -> BTreeMap<String, (u64, BTreeSet<u64>)> {
 #[test]
 fn each_channel_has_communicators_of_its_own() {
     let mesh = Mesh::new(2, 2).expect("a mesh");
-    for (placement, sequences, [gather, reduce, all_reduce]) in [
+    let placements = [
         (ModelPlacement::Host, Sequences::OfEachChannel, [1, 2, 3]),
         (ModelPlacement::Device, Sequences::One, [1, 1, 1]),
-    ] {
-        let order = order(mesh, Accumulation::Every, placement, GIVEN);
+    ];
+    for (state, (placement, sequences, [gather, reduce, all_reduce])) in
+        StateOver::ALL.into_iter().flat_map(|state| placements.map(|it| (state, it)))
+    {
+        let order = order(mesh, (Accumulation::Every, state), placement, GIVEN);
         let mut expected = BTreeMap::new();
         for (channel, stream) in [
             (Channel::Control, 0),
@@ -114,4 +124,27 @@ fn each_channel_has_communicators_of_its_own() {
             assert_eq!(by_channel(list), expected, "{placement:?}");
         }
     }
+}
+
+/// Replicas that divide state scatter sums, and gather slices, where others all-reduce.
+#[test]
+fn slices_are_on_the_communicators_of_replicas() {
+    let mesh = Mesh::new(2, 2).expect("a mesh");
+    let operations = |state| {
+        let mode = (Accumulation::ReduceScatter, state);
+        let order = order(mesh, mode, ModelPlacement::Host, GIVEN);
+        let schedules = order.schedules(None, Sequences::OfEachChannel).expect("few actions");
+        let schedules = serde_json::to_value(&schedules).expect("JSON");
+        assert_eq!(schedules["communicators"]["all_reduce replicate 1"], json!([1, 3]));
+        let list = schedules["schedules"][3].as_array().expect("a list");
+        let of_replicas = list.iter().filter(|it| it["comm"] == "all_reduce replicate 1");
+        of_replicas.map(|it| format!("{} {}", it["op"], it["count"])).collect::<Vec<_>>()
+    };
+    // Shards of units with a batch norm have more elements. Updates go forward.
+    let named = |op: &str, counts: [u64; 4]| counts.map(|count| format!("\"{op}\" {count}"));
+    let backward = [32, 64, 32, 64];
+    assert_eq!(operations(StateOver::Shards), named("all_reduce", backward));
+    let gathers = named("all_gather", [64, 32, 64, 32]);
+    let world = [gathers, named("reduce_scatter", backward)].concat();
+    assert_eq!(operations(StateOver::World), world);
 }

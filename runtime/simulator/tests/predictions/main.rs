@@ -1,5 +1,5 @@
 //! Predictions beside measurements, published times, closed forms and random machines; the search
-//! for the best mesh; traces of simulated steps.
+//! for the best mesh; steps whose replicas divide state; traces of simulated steps.
 
 mod all_reduce;
 mod calibration;
@@ -8,4 +8,5 @@ mod offload;
 mod published;
 mod repetition;
 mod search;
+mod slices;
 mod traces;

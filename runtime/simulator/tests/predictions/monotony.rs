@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use hsdp_sharding::{
-    Accumulation, DType, Mesh, ModelSpec, Offload, Param, Plan, PlanOptions, State, Unit,
+    Accumulation, DType, Mesh, ModelSpec, Offload, Param, Plan, PlanOptions, State, StateOver, Unit,
 };
 use hsdp_simulator::{
     AttentionScores, AttentionShape, Batch, Computation, Error, Hints, Machine, Microbatches,
@@ -96,7 +96,7 @@ fn case(scores: AttentionScores) -> impl Strategy<Value = Case> {
     let mesh = (1usize..7, 1usize..7);
     let options = (
         select(vec![DType::F32, DType::BF16]),
-        select(Accumulation::ALL.to_vec()),
+        (select(Accumulation::ALL.to_vec()), select(StateOver::ALL.to_vec())),
         0usize..4,
         select(Recompute::ALL.to_vec()),
         select(Offload::EVERY.to_vec()),
@@ -104,7 +104,7 @@ fn case(scores: AttentionScores) -> impl Strategy<Value = Case> {
     let batch = (1usize..40, 1usize..600, 1u64..6);
     (model(scores), machine(), mesh, options, batch).prop_map(
         |((spec, computation), machine, (replicas, shards), options, batch)| {
-            let (dtype, accumulation, prefetch, recompute, offload) = options;
+            let (dtype, (accumulation, state), prefetch, recompute, offload) = options;
             let (sequences, context, microbatches) = batch;
             let mesh = Mesh::new(replicas, shards).expect("a mesh");
             let options = PlanOptions {
@@ -112,6 +112,7 @@ fn case(scores: AttentionScores) -> impl Strategy<Value = Case> {
                 reduce_dtype: dtype,
                 accumulation,
                 prefetch,
+                state,
                 ..PlanOptions::default()
             };
             let offload = if machine.device().is_some() { offload } else { Offload::None };

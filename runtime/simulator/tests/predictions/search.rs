@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hsdp_sharding::{
-    Accumulation, ByteCount, DType, Mesh, ModelSpec, Offload, Param, Plan, PlanOptions, State, Unit,
+    Accumulation, ByteCount, DType, Mesh, ModelSpec, Offload, Param, Plan, PlanOptions, State,
+    StateOver, Unit,
 };
 use hsdp_simulator::{
     Batch, Computation, Error, GptShape, Hints, Machine, Microbatches, Recompute, Search, Space,
@@ -69,14 +70,19 @@ impl Case {
         {
             let mesh = Mesh::new(replicas, RANKS / replicas).expect("a mesh");
             let [param_dtype, reduce_dtype] = dtypes;
-            for (accumulation, prefetch) in
-                Accumulation::ALL.into_iter().flat_map(|it| [0, 1, 2, 4].map(|ahead| (it, ahead)))
-            {
+            let states = if replicas > 1 { &StateOver::ALL[..] } else { &[StateOver::Shards] };
+            let modes = Accumulation::ALL.into_iter().flat_map(|mode| {
+                [0, 1, 2, 4]
+                    .into_iter()
+                    .flat_map(move |ahead| states.iter().map(move |state| (mode, ahead, *state)))
+            });
+            for (accumulation, prefetch, state) in modes {
                 let options = PlanOptions {
                     param_dtype,
                     reduce_dtype,
                     accumulation,
                     prefetch,
+                    state,
                     ..PlanOptions::default()
                 };
                 for spec in [self.spec.clone(), self.spec.clone().all_kept()] {
@@ -152,6 +158,8 @@ fn the_list_is_that_of_all_candidates() {
         for found in &search.best {
             let again = found.workload.predict(&case.machine).expect("a time");
             assert_eq!(again, found.prediction);
+            let is_world = found.candidate.to_string().ends_with(" --state-over world");
+            assert_eq!(is_world, found.workload.plan.divides_state(), "{}", found.candidate);
         }
     }
 }
@@ -248,7 +256,7 @@ fn large_searches_are_refused_with_the_number() {
     let error = Search::of(&space, top(1)).expect_err("refused").to_string();
     assert_eq!(
         error,
-        "97740000 units and parameters: 1080 plans of 16384 ranks, and 6 ways to compute the tokens of a step, of a model with 90000; at most 45000000 are searched"
+        "2491140000 units, parameters and slices: 2088 plans of 16384 ranks, and 6 ways to compute the tokens of a step, of a model with 90000, and 2302680000 slices; at most 45000000 are searched"
     );
     assert!(began.elapsed().as_secs() < 20, "{:?}", began.elapsed());
 }

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use hsdp_flight::Stage;
-use hsdp_sharding::{Accumulation, Mesh, ModelSpec, Param, Plan, PlanOptions, Rank, Unit};
+use hsdp_sharding::{
+    Accumulation, Mesh, ModelSpec, Param, Plan, PlanOptions, Rank, StateOver, Unit,
+};
 use hsdp_simulator::{
     Costs, Members, Microbatches, ModelPlacement, OperationCost, Order, StepOperation, Time,
     Traces, Work, WorkCost,
@@ -17,6 +19,7 @@ pub(crate) struct Case {
     pub(crate) accumulation: Accumulation,
     pub(crate) microbatches: Microbatches,
     pub(crate) prefetch: usize,
+    pub(crate) state: StateOver,
     /// Number of units with a batch norm, from the first on.
     pub(crate) batch_norms: usize,
     pub(crate) costs: Given,
@@ -29,6 +32,7 @@ pub(crate) const CASE: Case = Case {
     accumulation: Accumulation::ReduceScatter,
     microbatches: Microbatches::Given(3),
     prefetch: 1,
+    state: StateOver::Shards,
     batch_norms: 0,
     costs: Given {
         unit: 1_000_000,
@@ -80,9 +84,8 @@ impl Case {
         let names = ["embed", "layers.0", "layers.\"1\""].into_iter().enumerate();
         let spec = names.map(unit).fold(ModelSpec::new(), ModelSpec::unit);
         let mesh = Mesh::new(self.mesh[0], self.mesh[1]).expect("a mesh");
-        let accumulation = self.accumulation;
-        let prefetch = self.prefetch;
-        let options = PlanOptions { accumulation, prefetch, ..PlanOptions::default() };
+        let Self { accumulation, prefetch, state, .. } = self;
+        let options = PlanOptions { accumulation, prefetch, state, ..PlanOptions::default() };
         let plan = Arc::new(Plan::new(spec.clone(), mesh, options).expect("a plan"));
         let order = Order::of(&plan, self.microbatches, self.placement);
         Prepared { order, spec, costs: CaseCosts { case: self, mesh } }
@@ -115,7 +118,7 @@ impl Costs for CaseCosts {
         let link = match operation.stage {
             Stage::Gather => gather * unit * (1 + shape as u64),
             Stage::Reduce => reduce * unit,
-            Stage::AllReduce => all_reduce * unit,
+            Stage::AllReduce | Stage::ScatterSums | Stage::GatherSlices => all_reduce * unit,
             _ => exchange,
         };
         let moves = operation.members.count(self.mesh) > 1;

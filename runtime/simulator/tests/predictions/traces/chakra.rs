@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use hsdp_flight::Op;
-use hsdp_sharding::{Accumulation, Rank};
+use hsdp_sharding::{Accumulation, Rank, StateOver};
 use hsdp_simulator::{Microbatches, ModelPlacement, simulate};
 use proptest::prelude::*;
 
@@ -108,6 +108,27 @@ fn sizes_are_those_that_a_member_puts_in() {
     assert_eq!(of("all_gather agreement"), (1, (ALL_GATHER, 10 * 8, 0)));
 }
 
+/// Members of a gather of slices put in 16 of the 32 f32 of a shard.
+#[test]
+fn slices_are_gathered_before_the_step_for_which_they_are_needed() {
+    let nodes = nodes(&Case { state: StateOver::World, ..CASE }.prepare(), Rank::new(3));
+    let place = |name: &str| {
+        let mut places = (0..nodes.len()).filter(|place| nodes[*place].name == name);
+        let place = places.next().expect("there is one");
+        assert_eq!(places.next(), None, "{name}");
+        place
+    };
+    let say = |name: &str| {
+        let node = &nodes[place(name)];
+        (node.integer("comm_type"), node.integer("comm_size"), node.group())
+    };
+    assert_eq!(say("scatter_sums layers.0"), (REDUCE_SCATTER, 32 * 4, 4));
+    assert_eq!(say("gather_slices layers.0"), (ALL_GATHER, 16 * 4, 4));
+    let all = ["update embed", "gather_slices embed", "all_gather header", "scatter_sums embed"];
+    assert!(all.map(place).is_sorted(), "{:?}", all.map(place));
+    assert!(nodes.iter().all(|it| it.name != "update" && !it.name.starts_with("all_reduce")));
+}
+
 #[test]
 fn operations_among_one_rank_are_left_out() {
     let collectives = |mesh| {
@@ -167,13 +188,16 @@ fn a_sink_that_is_full_ends_the_file() {
 }
 
 /// Returns whether the graph says all that the simulator knows: on a device, ranks exchange nothing
-/// in the midst of a step; on a host, no thread waits to see which reduce-scatters are complete.
+/// in the midst of a step, nor while slices are gathered; on a host, no thread waits to see which
+/// reduce-scatters are complete.
 fn is_exact(case: &Case) -> bool {
     let asks = case.placement == ModelPlacement::Host
         && case.mesh[0] > 1
         && case.accumulation != Accumulation::Every;
     let in_stream = case.placement == ModelPlacement::Device
-        && (matches!(case.microbatches, Microbatches::Asked(_)) || case.batch_norms > 0);
+        && (matches!(case.microbatches, Microbatches::Asked(_))
+            || case.batch_norms > 0
+            || case.state == StateOver::World && case.mesh[0] > 1);
     !asks && !in_stream
 }
 
@@ -213,7 +237,7 @@ fn check(case: Case) -> Result<(), TestCaseError> {
 
 prop_compose! {
     fn cases()(
-        mesh in [1..4usize, 1..4usize], on_device: bool, mode in 0..3usize, count in 1..5u64, asked: bool,
+        mesh in [1..4usize, 1..4usize], on_device: bool, mode in 0..3usize, count in 1..5u64, asked: bool, state in 0..2usize,
         prefetch in 0..4usize, batch_norms in 0..4usize,
         (gather, reduce, all_reduce, exchange) in (0..20u64, 0..20u64, 0..50u64, 0..5u64),
         (call, launch, computation) in (0..5u64, 0..20u64, 0..20u64),
@@ -224,6 +248,7 @@ prop_compose! {
             accumulation: Accumulation::ALL[mode],
             microbatches: if asked { Microbatches::Asked(count) } else { Microbatches::Given(count) },
             prefetch,
+            state: StateOver::ALL[state],
             batch_norms,
             costs: Given { unit: MICROSECOND, gather, reduce, all_reduce, exchange, call, launch, computation },
         }

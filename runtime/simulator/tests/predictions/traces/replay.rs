@@ -21,13 +21,13 @@ impl Files {
         collectives
     }
 
-    /// The microseconds until all computation has ended, if a collective takes its duration from the time at which all members have come to it,
+    /// The microseconds until all nodes have ended, if a collective takes its duration from the time at which all members have come to it,
     /// and only dependencies hold nodes up.
     pub(crate) fn time(&self) -> u64 {
         let ends = vec![BTreeMap::new(); self.ranks.len()];
         let mut graph = Graph { files: self, places: self.places(), ends, came: BTreeMap::new() };
         while graph.pass() {}
-        graph.computed()
+        graph.end()
     }
 
     /// By rank and node: its place among the collectives of its group.
@@ -88,15 +88,12 @@ impl Graph<'_> {
         all.then(|| came.values().copied().max()).flatten()
     }
 
-    /// When all computation has ended.
-    fn computed(&self) -> u64 {
-        let mut last = 0;
+    /// When all nodes have ended.
+    fn end(&self) -> u64 {
         for (nodes, ends) in self.files.ranks.iter().zip(&self.ends) {
             assert_eq!(nodes.len(), ends.len(), "nodes wait for each other");
-            let computation = nodes.iter().filter(|node| node.kind == COMP_NODE);
-            last = computation.map(|node| ends[&node.id]).fold(last, u64::max);
         }
-        last
+        self.ends.iter().flat_map(BTreeMap::values).copied().max().unwrap_or(0)
     }
 }
 
@@ -123,7 +120,6 @@ struct Replay<'a> {
     /// Ends: time, rank, node.
     events: BTreeSet<(u64, usize, u64)>,
     came: BTreeMap<(u64, usize), Vec<(usize, u64)>>,
-    computed: u64,
 }
 
 impl<'a> Replay<'a> {
@@ -139,7 +135,6 @@ impl<'a> Replay<'a> {
             busy: vec![[None; RESOURCES]; ranks],
             events: BTreeSet::new(),
             came: BTreeMap::new(),
-            computed: 0,
         }
     }
 
@@ -152,7 +147,7 @@ impl<'a> Replay<'a> {
             self.ended[rank].insert(id);
             self.begin(rank);
         }
-        self.left.iter().all(BTreeMap::is_empty).then_some(self.computed)
+        self.left.iter().all(BTreeMap::is_empty).then_some(self.now)
     }
 
     /// Begins what is free.
@@ -170,7 +165,6 @@ impl<'a> Replay<'a> {
             match node.kind {
                 COMP_NODE => {
                     let ends = self.now + node.duration_micros;
-                    self.computed = self.computed.max(ends);
                     self.events.insert((ends, rank, node.id));
                 }
                 _ => self.come(rank, node),

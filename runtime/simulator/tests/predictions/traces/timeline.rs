@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use hsdp_sharding::StateOver;
 use hsdp_sharding::step::Sequences;
 use hsdp_simulator::{Lane, ModelPlacement, Share, Timing, What, trace};
 use serde_json::Value;
@@ -143,9 +144,12 @@ fn spans_say_what_they_are() {
 /// Of the computation of a rank, each share but the gaps in which a device waits for its host.
 #[test]
 fn spans_of_a_rank_add_up_to_its_shares() {
-    for placement in [ModelPlacement::Host, ModelPlacement::Device] {
+    let placements = [ModelPlacement::Host, ModelPlacement::Device];
+    for (placement, state) in
+        placements.into_iter().flat_map(|it| StateOver::ALL.map(|state| (it, state)))
+    {
         let costs = Given { unit: 1_000, ..CASE.costs };
-        let (timing, json) = timeline(Case { placement, costs, ..CASE });
+        let (timing, json) = timeline(Case { placement, costs, state, ..CASE });
         for (rank, color) in timing.ranks.iter().zip(1..) {
             let tid = if placement == ModelPlacement::Host { 1 } else { 2 };
             let slices = &threads(&json)[&(color, tid)];
