@@ -84,9 +84,10 @@
 //!   (which member gives which elements to which member);
 //! - errors: `error`, `mismatch`; injected faults and delays: `fault`, `options`;
 //! - execution: `engine` (operations, the state that ranks share, clocks and early ends, the
-//!   judge), `lease` (buffers that come back from operations that fail), `execute` (contributions to an operation and their work, in blocks), `slow`, `threads`
-//!   (an operation's threads: `PROTOCOL.md` beside the sources), `remote` (ranks that share no
-//!   memory: `REMOTE.md`), `bytes`, `sync`;
+//!   judge), `lease` (buffers that come back from operations that fail), `execute` (contributions to
+//!   an operation and their work, in blocks), `slow`, `threads` (an operation's threads:
+//!   `PROTOCOL.md` beside the sources), `remote` (ranks that share no memory: `REMOTE.md`), `bytes`,
+//!   `sync`;
 //! - worlds and ranks: `handle`, `world`, `launch`, `rendezvous`, `environment`, `comparison` (of
 //!   settings that all ranks must share), `operations` (comparison of those that NCCL carries),
 //!   `connect` (NCCL in a world);

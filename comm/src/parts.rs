@@ -67,8 +67,8 @@ impl<B> Ungathered<B> {
     ///
     /// # Errors
     /// [`CallError::StillLent`] if a thread uses the buffer when the deadline has passed;
-    /// [`CallError::Reentrant`] when called by the code that lends a gradient to an operation. Each
-    /// with the way to the buffer, for another try.
+    /// [`CallError::Reentrant`] when called by the code that lends a gradient to an operation. Both
+    /// keep the way to the buffer, for another try.
     pub fn reclaim(self) -> Result<B, Self> {
         let Self { lent, .. } = self;
         let op = Op::AllGather;

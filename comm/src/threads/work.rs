@@ -244,7 +244,7 @@ impl Queue {
         }
     }
 
-    /// Work of an operation, if it is in the queue.
+    /// Returns the work of an operation, if it is in the queue.
     fn queued(&self, operation: &Arc<SharedOperation>) -> Option<Arc<Queued>> {
         let entries = self.entries.lock();
         let mut running = entries.running.iter();

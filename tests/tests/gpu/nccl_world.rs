@@ -134,7 +134,7 @@ fn what_nccl_carries_is_what_ranks_read_of_each_other() {
     }
 }
 
-/// The sums of a rank's own part, and the parts of all ranks.
+/// Returns the sums of a rank's own part, and the parts of all ranks.
 fn parts(world: &World, cuts: &Arc<[usize]>, dtype: DType) -> Result<[Vec<f32>; 2], Error> {
     let group = world.world_group(Channel::AllReduce);
     let slot = group.index();

@@ -22,8 +22,8 @@ fn tag(stage: Stage) -> Tag {
     Tag::new(stage).step(3)
 }
 
-/// Starts of uneven parts, of which some have no elements, and the end: as plans have them, and
-/// anywhere.
+/// Returns lists of starts of uneven parts (some of them empty), each with the end: at the places
+/// that a plan chooses, and anywhere.
 pub(crate) fn cuts(members: usize) -> [Arc<[usize]>; 3] {
     let of = |lens: [usize; 5]| -> Arc<[usize]> {
         let ends = lens.into_iter().take(members).scan(0, |end, len| {
@@ -75,7 +75,7 @@ fn each_member_sums_its_own_part_to_the_bits_of_the_host() {
     }
 }
 
-/// A buffer in which the part of a member has the elements of a whole one, and all else others.
+/// Returns a buffer in which only the part of a member has the elements of the whole.
 fn own_part(dtype: DType, cuts: &[usize], slot: usize) -> HostBuffer {
     let count = cuts[cuts.len() - 1];
     let part = part(cuts, slot);

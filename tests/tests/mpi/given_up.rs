@@ -195,7 +195,7 @@ impl Process {
         }
     }
 
-    /// A sum of uneven parts over a column, each in place on its owner.
+    /// Sums uneven parts over a column, each in place on its owner.
     fn sum_of_parts(&self, values: &[f32]) -> Outcome<DeviceBuffer> {
         let mine = self.on_device(values)?;
         let cuts = [0, 505, values.len()].into();
@@ -204,7 +204,7 @@ impl Process {
         Ok(sum.wait()?)
     }
 
-    /// A gather of uneven parts of a column in place. A buffer that comes back has its own part.
+    /// Gathers uneven parts over a column in place. Checks the own part of a buffer that comes back.
     fn gather_of_parts(&self, values: &[f32]) -> Outcome<DeviceBuffer> {
         let group = &self.groups[2];
         let cuts: Arc<[usize]> = [0, 505, values.len() - 3].into();
