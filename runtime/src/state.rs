@@ -14,6 +14,7 @@ pub(crate) mod full;
 pub(crate) mod full_pool;
 pub(crate) mod gradients;
 pub(crate) mod lock;
+pub(crate) mod masters;
 pub(crate) mod model_device;
 pub(crate) mod shard;
 pub(crate) mod sighting;

@@ -18,8 +18,8 @@ use crate::options::{ModelOptions, Unused, digest};
 use crate::state::control::Control;
 use crate::state::events::EventLog;
 use crate::state::full_pool::FullPool;
+use crate::state::masters::HeldMasters;
 use crate::state::model_device::ModelDevice;
-use crate::state::shard::HeldMasters;
 
 /// The plan, the options, and this rank's groups.
 #[derive(Debug)]
