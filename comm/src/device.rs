@@ -816,8 +816,9 @@ fn padded(cuts: &[usize]) -> impl Iterator<Item = (Range<usize>, Range<usize>)> 
     parts.map(place).filter(|(part, _)| !part.is_empty())
 }
 
-/// Has NCCL sum what members have packed, in parts that are padded to the longest. Each member reads
-/// the sum of its own part into its output. The padding is undefined, and no member reads its sums.
+/// Has NCCL sum what members have packed, in parts that are padded to the longest. Each member
+/// reads the sum of its own part into its output. The padding is undefined, and no member reads its
+/// sums.
 fn sum_parts_by_nccl(
     members: &mut [DeviceMember],
     carriers: &[NcclCarrier],
@@ -845,8 +846,8 @@ fn sum_parts_by_nccl(
 }
 
 /// Has NCCL gather the parts of members, padded to the longest, beside the outputs. Each member
-/// copies those of the others to where they belong, so its own part is not written, whatever becomes
-/// of the call.
+/// copies those of the others to where they belong, so its own part is not written, whatever
+/// becomes of the call.
 fn gather_parts_by_nccl(
     members: &mut [DeviceMember],
     carriers: &[NcclCarrier],

@@ -54,10 +54,10 @@
 //! # Ok::<(), hsdp::Error>(())
 //! ```
 //!
-//! [`prelude`] has the names of a training loop (with candle, `hsdp_candle::prelude`), [`testing`] the
-//! faults and delays that a test injects. A program depends on this crate alone: the daily names of the
-//! crates below are here, and their whole contents are in [`sharding`], [`kernels`], [`comm`] and
-//! [`checkpoint::format`].
+//! [`prelude`] has the names of a training loop (with candle, `hsdp_candle::prelude`), [`testing`]
+//! the faults and delays that a test injects. A program depends on this crate alone: the daily
+//! names of the crates below are here, and their whole contents are in [`sharding`], [`kernels`],
+//! [`comm`] and [`checkpoint::format`].
 //!
 //! The modules stand on floors, and a module imports only from floors below its own. From the
 //! lowest floor on, which is also an order in which to read them:

@@ -303,9 +303,9 @@ impl ShardedModel {
         state.shards[unit.index()].in_f32(self.engine.context.site("shard", state.next_step))
     }
 
-    /// Waits until the shards are whole: with [`StateOver::World`](crate::StateOver::World) replicas
-    /// gather slices after an update, while the program goes on. The next forward waits for the
-    /// slices of each unit, so a program needs this call only to measure time or bytes.
+    /// Waits until the shards are whole: with [`StateOver::World`](crate::StateOver::World)
+    /// replicas gather slices after an update, while the program goes on. The next forward waits
+    /// for the slices of each unit, so a program needs this call only to measure time or bytes.
     ///
     /// Collective over the replicate group if a step was aborted since the update.
     ///
@@ -396,9 +396,9 @@ impl ShardedModel {
     ///
     /// A batch is open while a microbatch of the other model is, so a rank cannot gather along in
     /// one of them alone: all ranks run as many batches as microbatches, in one order. A rank whose
-    /// data is short runs the forward and the backward on any input, with a loss of weight 0; if the
-    /// other model sums [statistics](hsdp_sharding::Unit::statistics), on an input without items.
-    /// One batch serves one backward.
+    /// data is short runs the forward and the backward on any input, with a loss of weight 0; if
+    /// the other model sums [statistics](hsdp_sharding::Unit::statistics), on an input without
+    /// items. One batch serves one backward.
     ///
     /// ```
     /// # use hsdp::prelude::*;
@@ -535,13 +535,13 @@ impl ShardedModel {
         control::between_steps(self.world(), step, || self.engine.whole_shards())
     }
 
-    /// Checks that the parameters have their own values, and that no step works with them, and waits
-    /// until the shards are whole.
+    /// Checks that the parameters have their own values, and that no step works with them, and
+    /// waits until the shards are whole.
     ///
     /// # Errors
     /// [`Error::Misuse`] within a step, or while its gradients exist: they belong to the present
-    /// values of the parameters; inside [`with_shards`](Self::with_shards). Errors of the gathers of
-    /// slices.
+    /// values of the parameters; inside [`with_shards`](Self::with_shards). Errors of the gathers
+    /// of slices.
     pub(crate) fn check_between_steps(&self, operation: &'static str) -> Result<(), Error> {
         let state = self.engine.state();
         self.engine.check_own_shards(&state, operation)?;

@@ -27,8 +27,8 @@ fn noise(rank: usize, len: usize) -> Vec<f32> {
     (0..len).map(value).collect()
 }
 
-/// Returns lists of starts of the members' parts, each with the end: no elements, uneven parts (some
-/// of them empty), and one member that has all.
+/// Returns lists of starts of the members' parts, each with the end: no elements, uneven parts
+/// (some of them empty), and one member that has all.
 fn cuts(members: usize) -> Vec<Arc<[usize]>> {
     let of = |lens: &dyn Fn(usize) -> usize| -> Arc<[usize]> {
         let ends = (0..members).scan(0, |end, slot| {

@@ -327,8 +327,8 @@ impl Updating<'_> {
         self.shards[unit.index()].copy_to(self.site(), range.start, into)
     }
 
-    /// Returns the pieces of this rank's shards that this optimizer updates now, in the plan's order
-    /// of units.
+    /// Returns the pieces of this rank's shards that this optimizer updates now, in the plan's
+    /// order of units.
     pub(super) fn pieces(&self) -> impl Iterator<Item = (UnitId, Piece)> {
         let pieces = |unit| self.context.updated_pieces(unit).map(move |piece| (unit, piece));
         let all = self.context.plan.reductions().iter().copied().flat_map(pieces);

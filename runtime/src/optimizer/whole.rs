@@ -37,9 +37,9 @@ pub struct Whole<'a> {
 /// The state of an optimizer that updates whole parameters, such as Shampoo: each parameter has an
 /// owner ([`Owners`](hsdp_sharding::Owners)), which gets all of it and keeps the state. An update
 /// brings values and gradients to the owners in one all_to_all, and new values back in another one.
-/// Owners are those of a shard group, and each replica computes the same, so the computation must be
-/// deterministic. With [`StateOver::World`](crate::StateOver::World) each parameter has one owner
-/// among all ranks.
+/// Owners are those of a shard group, and each replica computes the same, so the computation must
+/// be deterministic. With [`StateOver::World`](crate::StateOver::World) each parameter has one
+/// owner among all ranks.
 ///
 /// No parameter and no state changes before all results have come.
 ///

@@ -225,8 +225,8 @@ impl Context {
         }
     }
 
-    /// Returns where the slices of replicas begin in this rank's shard of a unit, and the end of the
-    /// last one.
+    /// Returns where the slices of replicas begin in this rank's shard of a unit, and the end of
+    /// the last one.
     pub(crate) fn cuts(&self, unit: UnitId) -> Arc<[usize]> {
         Arc::clone(&self.cuts[unit.index()])
     }
@@ -315,8 +315,8 @@ impl Context {
         }
     }
 
-    /// Returns the tag of a gather of the model's own slices of a unit, also while an average stands
-    /// in for the parameters.
+    /// Returns the tag of a gather of the model's own slices of a unit, also while an average
+    /// stands in for the parameters.
     pub(crate) fn tag_of_slices(&self, unit: UnitId, step: u64) -> Tag {
         let mut tag = Tag::new(Stage::GatherSlices).step(step);
         (tag.model, tag.unit) = (self.label, Some(unit));

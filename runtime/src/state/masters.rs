@@ -7,7 +7,8 @@ use hsdp_kernels::memory::{self, Category};
 /// The trained elements of a shard that have an f32 master on this rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HeldMasters {
-    /// These elements: all, or where replicas divide the state of optimizers the slice of this rank.
+    /// These elements: all, or where replicas divide the state of optimizers the slice of this
+    /// rank.
     pub(crate) trained: Range<usize>,
     /// The number of all trained elements, with their padding. Frozen ones follow them.
     pub(crate) all: usize,
@@ -39,8 +40,8 @@ impl HeldMasters {
         Ok(master)
     }
 
-    /// Cuts a range of the shard where elements with and without a master meet, and returns for each
-    /// part its place among the masters, if it has one. There are `masters` of them.
+    /// Cuts a range of the shard where elements with and without a master meet, and returns for
+    /// each part its place among the masters, if it has one. There are `masters` of them.
     pub(super) fn parts(
         &self,
         range: Range<usize>,

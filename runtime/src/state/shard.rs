@@ -22,8 +22,8 @@ use crate::state::sums::GradientSums;
 /// offloaded the master stays on the host.
 #[derive(Clone, Debug)]
 pub(crate) struct Shard {
-    /// The f32 parameters: the trained ones of `held`, and behind them the frozen ones, unless these
-    /// are stored in the compute dtype.
+    /// The f32 parameters: the trained ones of `held`, and behind them the frozen ones, unless
+    /// these are stored in the compute dtype.
     master: Located<Arc<Vec<f32>>, Arc<DeviceBuffer>>,
     /// All parameters in the compute dtype; `None` where that is f32, and the master itself is
     /// gathered.
@@ -39,8 +39,8 @@ pub(crate) type OwnedInput = Located<HostBuffer, DeviceBuffer>;
 
 /// The update of a unit, where its master is updated.
 pub(crate) trait ShardUpdate {
-    /// Updates elements on the host, from the `first`-th of the shard on, and rounds them where they
-    /// are gathered from there. All slices have the same length.
+    /// Updates elements on the host, from the `first`-th of the shard on, and rounds them where
+    /// they are gathered from there. All slices have the same length.
     fn on_host(
         self,
         first: usize,

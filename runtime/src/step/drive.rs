@@ -354,9 +354,9 @@ impl EngineState {
     }
 
     /// Has the slices of a unit that was updated gathered over the replicas, if these divide its
-    /// state. If the communication fails, because another rank has ended the epoch or the world, the
-    /// update goes on, and the gather is issued later: the next call has the error of a world that
-    /// is over.
+    /// state. If the communication fails, because another rank has ended the epoch or the world,
+    /// the update goes on, and the gather is issued later: the next call has the error of a world
+    /// that is over.
     ///
     /// # Errors
     /// Errors of this rank alone.

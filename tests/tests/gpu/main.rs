@@ -2,8 +2,8 @@
 //! whole steps.
 //!
 //! ```text
-//! cargo test -p hsdp-tests --features cuda,nccl --test gpu -- --ignored
-//! tests/emulator/run.sh cargo test -p hsdp-tests --features cuda,nccl --test gpu -- --ignored   # without a device
+//! cargo test -p hsdp-tests --features cuda,nccl --test gpu -- --ignored tests/emulator/run.sh
+//! cargo test -p hsdp-tests --features cuda,nccl --test gpu -- --ignored   # without a device
 //! ```
 //!
 //! In reading order: `numbers` (what is computed on), `pack`, `sum`, `inspect`, `update`, `muon`

@@ -204,7 +204,8 @@ impl Process {
         Ok(sum.wait()?)
     }
 
-    /// Gathers uneven parts over a column in place. Checks the own part of a buffer that comes back.
+    /// Gathers uneven parts over a column in place. Checks the own part of a buffer that comes
+    /// back.
     fn gather_of_parts(&self, values: &[f32]) -> Outcome<DeviceBuffer> {
         let group = &self.groups[2];
         let cuts: Arc<[usize]> = [0, 505, values.len() - 3].into();
