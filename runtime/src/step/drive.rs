@@ -353,6 +353,12 @@ impl EngineState {
         driven.inspect_err(|_| self.machine.abort()).map(drop)
     }
 
+    /// Returns the units with trainable parameters in the order in which they are updated: that of
+    /// the forward, which waits for the slices of the first one first.
+    pub(crate) fn updates(&self) -> Vec<UnitId> {
+        self.machine.plan().reductions().iter().rev().copied().collect()
+    }
+
     /// Has the slices of a unit that was updated gathered over the replicas, if these divide its
     /// state. If the communication fails, because another rank has ended the epoch or the world,
     /// the update goes on, and the gather is issued later: the next call has the error of a world

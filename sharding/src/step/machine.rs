@@ -298,8 +298,8 @@ impl StepMachine {
         Ok(())
     }
 
-    /// Has updated its slice of a unit. Collective over the replicate group, in the plan's order of
-    /// reductions.
+    /// Has updated its slice of a unit. Collective over the replicate group, in the order of the
+    /// forward: the slices of the first unit are needed first.
     ///
     /// # Errors
     /// [`Refused::NoSuchUnit`]; [`Refused::Frozen`] if the unit is frozen; [`Refused::OutOfTurn`]

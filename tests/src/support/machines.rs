@@ -81,6 +81,8 @@ enum Feed {
     Call(Call),
     EndMicrobatch,
     Finish,
+    /// Updates of all units, in the order of the forward.
+    Update,
     Updated(UnitId),
     Evaluate(EvaluationKind),
     Batch,
@@ -168,6 +170,11 @@ impl Member {
             Feed::Call(Call::Offer(unit)) => machine.offer(unit),
             Feed::EndMicrobatch => machine.end_microbatch(),
             Feed::Finish => machine.finish(),
+            Feed::Update => {
+                let units = machine.plan().reductions().iter();
+                units.for_each(|unit| self.feeds.push_front(Feed::Updated(*unit)));
+                Ok(())
+            }
             Feed::Updated(unit) => machine.updated(unit),
             Feed::Evaluate(kind) => machine.evaluate(kind),
             Feed::Batch => machine.begin_batch(),
@@ -207,7 +214,7 @@ fn feeds(plan: &Plan, part: &Part) -> Vec<Feed> {
             }
             feeds.push(Feed::Finish);
             if plan.divides_state() {
-                feeds.extend(plan.reductions().iter().copied().map(Feed::Updated));
+                feeds.push(Feed::Update);
             }
             feeds
         }
