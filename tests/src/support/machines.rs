@@ -76,7 +76,10 @@ pub fn outputs(plan: &Arc<Plan>, rules: Rules, programs: &[Program]) -> Vec<Vec<
 /// An input of a machine.
 #[derive(Clone, Copy, Debug)]
 enum Feed {
-    Begin { intent: Intent, names_samples: bool },
+    Begin {
+        intent: Intent,
+        names_samples: bool,
+    },
     Microbatch,
     Call(Call),
     EndMicrobatch,
