@@ -196,9 +196,9 @@ impl Group {
     /// as it was.
     ///
     /// # Errors
-    /// Each with the way to the buffer. [`CallError::Refused`](crate::CallError) if the cuts do not
-    /// ascend from 0, or are not one more than the members, or the buffer ends before the last of
-    /// them; [`Error::Device`].
+    /// Every error has the way to the buffer. [`CallError::Refused`](crate::CallError) if the cuts
+    /// do not ascend from 0, or are not one more than the members, or the buffer ends before the
+    /// last of them; [`Error::Device`].
     pub fn gather_parts_on_device(
         &self,
         tag: Tag,
@@ -213,7 +213,7 @@ impl Group {
             let input = DeviceInput::GatherParts(cuts);
             self.issue_on_device(call, DeviceMember::new(caller, input, buffer))
         });
-        self.lent(tag, lease).pending(issued)
+        self.lent(lease).pending(issued)
     }
 
     /// Issues an operation on devices. Where members share no memory, this rank's part is issued at
@@ -438,8 +438,8 @@ impl DeviceMember {
         }
     }
 
-    /// Starts of the members' parts and the end of the last one, where members have parts of their
-    /// own.
+    /// Returns the starts of the members' parts and the end of the last one, where members have
+    /// parts of their own.
     fn cuts(&self) -> Option<&[usize]> {
         match &self.input {
             DeviceInput::ReduceParts { cuts, .. } | DeviceInput::GatherParts(cuts) => Some(cuts),
@@ -447,7 +447,7 @@ impl DeviceMember {
         }
     }
 
-    /// The number of elements of the output that the operation touches.
+    /// Returns the number of elements of the output that the operation touches.
     fn len(&self) -> usize {
         self.cuts().map_or(self.output.len(), |cuts| cuts[cuts.len() - 1])
     }
@@ -743,7 +743,7 @@ fn sum_of_owner(
         .try_for_each(|member| member.output.copy(&stream, owned.clone(), &sums, from.clone()))
 }
 
-/// Each member sums its own part of the packed elements.
+/// Has each member sum its own part of the packed elements.
 fn sum_parts(
     members: &mut [DeviceMember],
     cuts: &[usize],
@@ -756,7 +756,7 @@ fn sum_parts(
     })
 }
 
-/// Each member copies its own part to all others.
+/// Has each member copy its own part to all others.
 fn place_parts(members: &mut [DeviceMember], cuts: &[usize]) -> Result<(), Error> {
     for owner in 0..members.len() {
         let part = nth(cuts, owner);
@@ -799,7 +799,8 @@ fn sum_by_nccl(
     each(members, |slot, member| member.sum(&[&sums[slot]], 0..sums[slot].len()))
 }
 
-/// Returns the elements of the longest part: so many have all parts on their way by NCCL.
+/// Returns the number of elements of the longest part. All parts are padded to it on their way by
+/// NCCL.
 fn longest(cuts: &[usize]) -> usize {
     cuts.windows(2).map(|cut| cut[1] - cut[0]).max().unwrap_or(0)
 }
@@ -815,8 +816,9 @@ fn padded(cuts: &[usize]) -> impl Iterator<Item = (Range<usize>, Range<usize>)> 
     parts.map(place).filter(|(part, _)| !part.is_empty())
 }
 
-/// NCCL sums what members have packed, in parts that are padded to the longest; each member reads
-/// the sum of its own part into its output. The padding is undefined, and nobody uses its sums.
+/// Has NCCL sum what members have packed, in parts that are padded to the longest. Each member
+/// reads the sum of its own part into its output. The padding is undefined, and no member reads its
+/// sums.
 fn sum_parts_by_nccl(
     members: &mut [DeviceMember],
     carriers: &[NcclCarrier],
@@ -843,9 +845,9 @@ fn sum_parts_by_nccl(
     })
 }
 
-/// NCCL gathers the parts of members, padded to the longest, beside the outputs; each member copies
-/// those of the others to where they belong. So its own part is not written, whatever becomes of
-/// the call.
+/// Has NCCL gather the parts of members, padded to the longest, beside the outputs. Each member
+/// copies those of the others to where they belong, so its own part is not written, whatever
+/// becomes of the call.
 fn gather_parts_by_nccl(
     members: &mut [DeviceMember],
     carriers: &[NcclCarrier],

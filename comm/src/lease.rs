@@ -1,7 +1,7 @@
 //! Buffers that are lent to an operation and come back, whatever becomes of it.
 //!
-//! The operation owns the buffer, so no thread can write it behind the back of the caller. Where
-//! the operation lets go of it, on whichever thread, it returns to the caller's [`Lease`].
+//! The operation owns the buffer, so no thread writes it when the caller has it again. When the
+//! operation drops the buffer, on whichever thread, it returns to the caller's [`Lease`].
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;

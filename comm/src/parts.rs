@@ -32,11 +32,10 @@ pub struct Ungathered<B> {
     lent: LentParts<B>,
 }
 
-/// The claim of a member to its buffer, and the call in which it was lent.
+/// The claim of a member to the buffer that it has lent.
 pub(crate) struct LentParts<B> {
     lease: Lease<B>,
     own: Arc<OwnRank>,
-    step: u64,
 }
 
 impl<B> PendingParts<B> {
@@ -68,8 +67,8 @@ impl<B> Ungathered<B> {
     ///
     /// # Errors
     /// [`CallError::StillLent`] if a thread uses the buffer when the deadline has passed;
-    /// [`CallError::Reentrant`] when called by the code that lends a gradient to an operation. Each
-    /// with the way to the buffer, for another try.
+    /// [`CallError::Reentrant`] when called by the code that lends a gradient to an operation. Both
+    /// keep the way to the buffer, for another try.
     pub fn reclaim(self) -> Result<B, Self> {
         let Self { lent, .. } = self;
         let op = Op::AllGather;
@@ -79,7 +78,7 @@ impl<B> Ungathered<B> {
         }
         let waited = lent.own.options().deadline;
         lent.lease.wait(waited).ok_or_else(|| {
-            let step = lent.step;
+            let step = lent.own.record.step();
             Self { error: CallError::StillLent { op, rank, step, waited }.into(), lent }
         })
     }
@@ -116,12 +115,12 @@ impl Group {
             let call = GroupCall::new(Op::AllGather, tag).of(dtype, count);
             self.issue(call, PartsContribution { cuts, buffer })
         });
-        self.lent(tag, lease).pending(issued)
+        self.lent(lease).pending(issued)
     }
 
     /// Returns the claim to a buffer that was lent to a call.
-    pub(crate) fn lent<B>(&self, tag: Tag, lease: Lease<B>) -> LentParts<B> {
-        LentParts { lease, own: Arc::clone(&self.handle().own), step: tag.step }
+    pub(crate) fn lent<B>(&self, lease: Lease<B>) -> LentParts<B> {
+        LentParts { lease, own: Arc::clone(&self.handle().own) }
     }
 
     /// Checks the cuts of a buffer of so many elements. Returns the number of elements in all
@@ -184,8 +183,9 @@ mod tests {
         let worlds = World::local(1, options);
         let group = worlds[0].world_group(Channel::User);
         let (leased, lease) = lend(vec![1.0]);
-        let tag = Tag::default().step(7);
-        let failed = group.lent(tag, lease).pending(Err(group.refused(Op::AllGather, "".into())));
+        worlds[0].set_step(7);
+        let refused = group.refused(Op::AllGather, "a test".to_owned());
+        let failed = group.lent(lease).pending(Err(refused));
         let failed = failed.expect_err("it failed").reclaim().expect_err("it is in use");
         let expected = "all_gather on rank 0, step 7: its buffer is still in use after 30ms";
         assert_eq!(failed.error.to_string(), expected);

@@ -54,10 +54,10 @@
 //! # Ok::<(), hsdp::Error>(())
 //! ```
 //!
-//! [`prelude`] has the names of a training loop (with candle, `hsdp_candle::prelude`), [`testing`] the
-//! faults and delays that a test injects. A program depends on this crate alone: the daily names of the
-//! crates below are here, and their whole contents are in [`sharding`], [`kernels`], [`comm`] and
-//! [`checkpoint::format`].
+//! [`prelude`] has the names of a training loop (with candle, `hsdp_candle::prelude`), [`testing`]
+//! the faults and delays that a test injects. A program depends on this crate alone: the daily
+//! names of the crates below are here, and their whole contents are in [`sharding`], [`kernels`],
+//! [`comm`] and [`checkpoint::format`].
 //!
 //! The modules stand on floors, and a module imports only from floors below its own. From the
 //! lowest floor on, which is also an order in which to read them:
@@ -137,8 +137,8 @@ pub use hsdp_comm::{control, nccl};
 pub use hsdp_kernels::{GradientValues, HostBuffer, MomentumKind, Values, memory};
 pub use hsdp_sharding::{
     Accumulation, Axis, BufferId, BufferRule, ByteCount, DType, ElemCount, Flow, FullCopies,
-    MemoryPlan, Mesh, ModelSpec, Offload, Param, ParamId, Phase, Piece, Plan, Rank, State, StateOver,
-    Traffic, Unit, UnitId,
+    MemoryPlan, Mesh, ModelSpec, Offload, Param, ParamId, Phase, Piece, Plan, Rank, State,
+    StateOver, Traffic, Unit, UnitId,
 };
 
 pub use hsdp_warnings::silence_warnings;

@@ -36,8 +36,8 @@ use crate::state::buffers::ModelBuffers;
 use crate::state::context::{Context, ErrorSite, ModelId};
 use crate::state::control;
 use crate::state::events::Event;
-use crate::state::shard::Shard;
 use crate::state::lock::StateGuard;
+use crate::state::shard::Shard;
 use crate::step::drive::EngineState;
 use crate::step::engine::Engine;
 use crate::step::{NextStep, Step};
@@ -303,6 +303,18 @@ impl ShardedModel {
         state.shards[unit.index()].in_f32(self.engine.context.site("shard", state.next_step))
     }
 
+    /// Waits until the shards are whole: with [`StateOver::World`](crate::StateOver::World)
+    /// replicas gather slices after an update, while the program goes on. The next forward waits
+    /// for the slices of each unit, so a program needs this call only to measure time or bytes.
+    ///
+    /// Collective over the replicate group if a step was aborted since the update.
+    ///
+    /// # Errors
+    /// [`Error::Comm`] if a gather of slices fails; [`Error::Misuse`] within a step.
+    pub fn await_slices(&self) -> Result<(), Error> {
+        self.whole_shards().map(drop)
+    }
+
     /// Returns all parameters in full, and all [buffers](Param::buffer), in f32, row-major, by
     /// name: for export, evaluation and tests.
     ///
@@ -384,9 +396,9 @@ impl ShardedModel {
     ///
     /// A batch is open while a microbatch of the other model is, so a rank cannot gather along in
     /// one of them alone: all ranks run as many batches as microbatches, in one order. A rank whose
-    /// data is short runs the forward and the backward on any input, with a loss of weight 0; if the
-    /// other model sums [statistics](hsdp_sharding::Unit::statistics), on an input without items.
-    /// One batch serves one backward.
+    /// data is short runs the forward and the backward on any input, with a loss of weight 0; if
+    /// the other model sums [statistics](hsdp_sharding::Unit::statistics), on an input without
+    /// items. One batch serves one backward.
     ///
     /// ```
     /// # use hsdp::prelude::*;
@@ -523,13 +535,13 @@ impl ShardedModel {
         control::between_steps(self.world(), step, || self.engine.whole_shards())
     }
 
-    /// Checks that the parameters have their own values, and that no step works with them, and waits
-    /// until the shards are whole.
+    /// Checks that the parameters have their own values, and that no step works with them, and
+    /// waits until the shards are whole.
     ///
     /// # Errors
     /// [`Error::Misuse`] within a step, or while its gradients exist: they belong to the present
-    /// values of the parameters; inside [`with_shards`](Self::with_shards). Errors of the gathers of
-    /// slices.
+    /// values of the parameters; inside [`with_shards`](Self::with_shards). Errors of the gathers
+    /// of slices.
     pub(crate) fn check_between_steps(&self, operation: &'static str) -> Result<(), Error> {
         let state = self.engine.state();
         self.engine.check_own_shards(&state, operation)?;

@@ -48,9 +48,9 @@ pub struct ModelOptions {
     /// need memory for `prefetch + 1` units on each rank.
     pub full_copies: FullCopies,
     /// The ranks over which optimizer state, and f32 masters of parameters that are gathered in 16
-    /// bits, are divided: those of a shard group, or all. With all, a step reduce-scatters sums over
-    /// the replicas in place of an all-reduce, and slices of updated parameters are gathered over
-    /// them, while the next step begins.
+    /// bits, are divided: those of a shard group, or all. With all, a step reduce-scatters sums
+    /// over the replicas in place of an all-reduce, and slices of updated parameters are gathered
+    /// over them, while the next step begins.
     pub state: StateOver,
     /// The objective whose gradient a step computes.
     pub objective: Objective,
@@ -65,10 +65,10 @@ pub struct ModelOptions {
     pub uneven: Uneven,
     /// The policy for a forward that uses the units in another order than the declared one.
     pub order: UnitOrder,
-    /// The number of steps between comparisons of the bits of shards with those of the replicas, and
-    /// of buffers with those of all ranks; `None` for no comparison. A comparison detects silent
-    /// errors of memory or arithmetic. It needs one small exchange, and one pass over the shard and
-    /// the buffers.
+    /// The number of steps between comparisons of the bits of shards with those of the replicas,
+    /// and of buffers with those of all ranks; `None` for no comparison. A comparison detects
+    /// silent errors of memory or arithmetic. It needs one small exchange, and one pass over the
+    /// shard and the buffers.
     pub compare_replicas: Option<NonZeroU64>,
 }
 

@@ -426,9 +426,9 @@ impl Plan {
     /// | each average, of any state | 4 · len |
     ///
     /// State that belongs to no piece is written once. The rank whose slice has the parameter's
-    /// first element writes 4 · count · (rows + columns) bytes of `Factored` with two dims or more.
-    /// The owner writes 4 · n bytes of `Owned(n)`; if each replica has an owner, it is that of the
-    /// first replica.
+    /// first element writes 4 · count · (rows + columns) bytes of `Factored` with two dims or
+    /// more. The owner writes 4 · n bytes of `Owned(n)`; if each replica has an owner, it is that
+    /// of the first replica.
     ///
     /// # Panics
     /// If the rank is not in the mesh, or a count exceeds `u64::MAX`.

@@ -256,8 +256,8 @@ fn every_block_that_combines_parts_takes_elements_of_its_own() {
     }
 }
 
-/// The work of a gather of parts, each of which has the number of its owner, before elements that
-/// are no part; and the claims to the buffers.
+/// Makes the work of a gather of parts. Each part has the number of its owner, and elements that
+/// are no part lie behind them. Returns the claims to the buffers, too.
 fn parts(dtype: DType) -> (PartsGather, Vec<Lease<HostBuffer>>) {
     let lent = (0..3).map(|slot| {
         let mut values = vec![9.0; CUTS[3] + slot];

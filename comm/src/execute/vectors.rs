@@ -186,8 +186,8 @@ impl<T: Element> Contribute for Vectors<T> {
         }
     }
 
-    /// The member to which it hands its vector, from 1; 0 where there is none. Or the digest of the
-    /// cuts.
+    /// Returns the member to which it hands its vector, from 1, and 0 where there is none; or the
+    /// digest of its cuts.
     fn note(&self) -> u64 {
         match &self.route {
             VectorRoute::Cut(cuts) => digest(cuts),

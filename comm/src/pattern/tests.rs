@@ -150,7 +150,7 @@ fn reduce_scatter() {
     });
 }
 
-/// Starts of uneven parts of so many members, some without elements, and the end.
+/// Returns the starts of uneven parts (some of them empty) of so many members, and the end.
 fn cuts(members: usize, most: usize) -> Vec<usize> {
     let lens: Vec<_> = (0..members).map(|slot| most * (slot % 3) + slot / 3).collect();
     starts_of(&lens)

@@ -1,5 +1,5 @@
-//! A rank's side of the communication with ranks that share no memory with it: its requests, and the thread that sends and receives.
-//! `REMOTE.md`, "Progress".
+//! A rank's side of the communication with ranks that share no memory with it: its requests, and
+//! the thread that sends and receives. `REMOTE.md`, "Progress".
 
 mod closing;
 mod ends;
@@ -141,8 +141,9 @@ impl Endpoint {
         changed
     }
 
-    /// Sends the contribution of this rank to an operation and opens it, unless this rank has said that it brings
-    /// nothing more to the epoch: one of the two comes first, and the others see the same.
+    /// Sends the contribution of this rank to an operation and opens it, unless this rank has said
+    /// that it brings nothing more to the epoch: one of the two comes first, and the others see the
+    /// same.
     pub(crate) fn commit(
         &self,
         descriptor: &Descriptor,
@@ -165,7 +166,8 @@ impl Endpoint {
         })
     }
 
-    /// An all-gather of all ranks goes as an exchange, if it is small: two messages a rank, whatever the number of ranks.
+    /// An all-gather of all ranks goes as an exchange, if it is small: two messages a rank,
+    /// whatever the number of ranks.
     fn exchanged(
         &self,
         descriptor: &Descriptor,
@@ -182,8 +184,8 @@ impl Endpoint {
         is_one.then(|| EndpointRequest::Exchange { key, message: Arc::clone(message) })
     }
 
-    /// This rank brings nothing more to `epoch`. The others are told, once, unless the world is over: they would take that for an end of the
-    /// step alone.
+    /// This rank brings nothing more to `epoch`. The others are told, once, unless the world is
+    /// over: they would take that for an end of the step alone.
     pub(crate) fn end_epoch(&self, epoch: u64, error: Error) {
         let end = self.state.early_ends.end_epoch(epoch, error);
         if self.state.early_ends.check_world().is_err() {
@@ -200,8 +202,8 @@ impl Endpoint {
         });
     }
 
-    /// A message without elements; none where there is no memory even for that. A last message, of an epoch or of all, follows so many
-    /// exchanges.
+    /// A message without elements; none where there is no memory even for that. A last message, of
+    /// an epoch or of all, follows so many exchanges.
     fn message(
         &self,
         kind: MessageKind,
@@ -213,7 +215,8 @@ impl Endpoint {
         Some(EndpointRequest::Send { to, message: Arc::new(message) })
     }
 
-    /// Sends a message without elements. Where there is no memory for it, the deadline of its receivers ends the world.
+    /// Sends a message without elements. Where there is no memory for it, the deadline of its
+    /// receivers ends the world.
     fn send(&self, kind: MessageKind, header: &[u8], to: Vec<Rank>) {
         let message = self.message(kind, 0, header, to);
         message.into_iter().for_each(|message| self.post(message));
@@ -267,7 +270,8 @@ impl Endpoint {
         let mut outgoing = self.outgoing.lock();
         if !outgoing.has_said_so && outgoing.requests.is_empty() {
             outgoing.has_said_so = true;
-            // Also to processes beyond the ranks, which get no contributions: one that still compares would say that this process is gone.
+            // Also to processes beyond the ranks, which get no contributions: one that still
+            // compares would say that this process is gone.
             for (to, exchanged) in [(0..self.size, outgoing.exchanged), (self.size..processes, 0)] {
                 let to = Some(self.others(to)).filter(|to| !to.is_empty());
                 let left = to.and_then(|to| self.message(MessageKind::Left, exchanged, &state, to));

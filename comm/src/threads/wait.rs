@@ -81,7 +81,9 @@ impl Ticket {
                 }
             }
         }
-        if !late.is_empty() && self.operation.failure().is_none() {
+        if self.operation.failure().is_some() {
+            self.own.core.abandon(&self.operation);
+        } else if !late.is_empty() {
             self.welcome(&late, clock.waited());
         }
         if let Some(endpoint) = self.own.endpoint() {

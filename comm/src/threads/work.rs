@@ -244,6 +244,13 @@ impl Queue {
         }
     }
 
+    /// Returns the work of an operation, if it is in the queue.
+    fn queued(&self, operation: &Arc<SharedOperation>) -> Option<Arc<Queued>> {
+        let entries = self.entries.lock();
+        let mut running = entries.running.iter();
+        running.find(|entry| Arc::ptr_eq(&entry.running.operation, operation)).cloned()
+    }
+
     /// Takes work out of the queue: all its blocks are claimed. The caller holds a clone of its
     /// own, so the one that is dropped here is never the last.
     pub(super) fn remove(&self, queued: &Arc<Queued>) {
@@ -466,6 +473,16 @@ impl Core {
             }
         }
         self.let_go(queued);
+    }
+
+    /// Takes the work of an operation that has failed out of the queue, if it is there. It holds
+    /// the buffers that members have lent, and the thread that was woken for it may not look again.
+    pub(super) fn abandon(&self, failed: &Arc<SharedOperation>) {
+        if let Some(queued) = self.queue.queued(failed) {
+            queued.unclaimed.abandon();
+            self.queue.remove(&queued);
+            self.let_go(queued);
+        }
     }
 
     /// Lets go of work; the thread that does so last completes it.

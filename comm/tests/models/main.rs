@@ -1,8 +1,8 @@
-//! Threads under a model checker: each test runs a small world under thousands of schedules, and says what holds
-//! in all of them. `README.md` beside the models; CONTRIBUTING.md has the command.
+//! Threads under a model checker: each test runs a small world under thousands of schedules, and
+//! says what holds in all of them. `README.md` beside the models; CONTRIBUTING.md has the command.
 //!
-//! In a model no time passes. So a thread that is not woken never wakes, and the model checker calls that a deadlock; and an
-//! alarm whose period is 0 rings once, when its wait begins.
+//! In a model no time passes. So a thread that is not woken never wakes, and the model checker
+//! calls that a deadlock; and an alarm whose period is 0 rings once, when its wait begins.
 #![cfg(shuttle)]
 
 use std::sync::Arc;
@@ -22,6 +22,7 @@ mod ends;
 mod flight;
 mod meeting;
 mod operations;
+mod parts;
 mod pending;
 mod schedules;
 mod steps;
@@ -30,7 +31,8 @@ mod work;
 
 use self::schedules::{all_schedules, schedules};
 
-/// Elements of f32 whose all-reduce workers do: more than a member does alone, in one block for each member.
+/// Elements of f32 whose all-reduce workers do: more than a member does alone, in one block for
+/// each member.
 const LARGE: usize = 5_000;
 
 /// Elements that the last member combines before its call returns.
@@ -48,8 +50,8 @@ fn options(workers: usize) -> WorldOptions {
     }
 }
 
-/// Runs each rank as a thread, to its end: what each returned, in rank order. The caller has a handle of each, so that none
-/// leaves.
+/// Runs each rank as a thread, to its end: what each returned, in rank order. The caller has a
+/// handle of each, so that none leaves.
 fn run<T: Send + 'static>(
     worlds: &[World],
     rank: impl Fn(World) -> T + Send + Sync + 'static,

@@ -315,7 +315,8 @@ impl AsMut<Vec<HostBuffer>> for Holder {
     }
 }
 
-/// Rank 0 sends on the contributions of the others: it does so after it has left, and does not hide that it has.
+/// Rank 0 sends on the contributions of the others: it does so after it has left, and does not hide
+/// that it has.
 #[test]
 fn a_rank_that_leaves_before_an_exchange_is_complete_says_so() {
     let began = Instant::now();
@@ -388,7 +389,8 @@ fn ranks_that_wait_for_each_other_are_found_though_rank_0_has_left() {
     assert_eq!(table.rows.iter().map(|row| row.rank.index()).collect::<Vec<_>>(), [1, 2]);
 }
 
-/// A rank that computes is asked for its state, and answers. No rank has more than ten such messages a second.
+/// A rank that computes is asked for its state, and answers. No rank has more than ten such
+/// messages a second.
 #[test]
 fn few_messages_are_sent_while_ranks_wait_and_none_while_operations_complete() {
     let grace = Duration::from_millis(20);

@@ -18,7 +18,7 @@ fn tag() -> Tag {
     Tag::new(Stage::AllReduce).step(3)
 }
 
-/// Numbers that differ between ranks and places, inexact in every dtype.
+/// Returns numbers that differ between ranks and places, inexact in every dtype.
 fn noise(rank: usize, len: usize) -> Vec<f32> {
     let value = |place: usize| {
         let mixed = (rank * 7 + place + 1).wrapping_mul(2_654_435_761) % 100_003;
@@ -27,8 +27,8 @@ fn noise(rank: usize, len: usize) -> Vec<f32> {
     (0..len).map(value).collect()
 }
 
-/// Starts of the parts of so many members, and the end: uneven ones, of which some have no
-/// elements; and one member that has all.
+/// Returns lists of starts of the members' parts, each with the end: no elements, uneven parts
+/// (some of them empty), and one member that has all.
 fn cuts(members: usize) -> Vec<Arc<[usize]>> {
     let of = |lens: &dyn Fn(usize) -> usize| -> Arc<[usize]> {
         let ends = (0..members).scan(0, |end, slot| {
@@ -89,7 +89,7 @@ fn each_member_gets_the_bits_of_an_all_reduce_in_its_own_part() {
     }
 }
 
-/// A member's buffer: its part of `whole`, and something else outside of it.
+/// Returns a member's buffer: its part of `whole`, and something else outside of it.
 fn own_part(dtype: DType, whole: &[f32], part: Range<usize>, tail: usize) -> HostBuffer {
     let mut values = vec![-7.5; whole.len() + tail];
     values[part.clone()].copy_from_slice(&whole[part]);
@@ -173,7 +173,7 @@ fn parts_are_gathered_on_the_control_channel() {
     }
 }
 
-/// One sum and one gather, and what each rank counts of them.
+/// Returns what a rank counts of one sum and one gather.
 fn counted(world: &World, cuts: &Arc<[usize]>, count: usize) -> [Flow; 2] {
     let group = world.world_group(Channel::AllReduce);
     let scaling = Scaling::on(Wire::BF16);
@@ -204,7 +204,7 @@ fn what_comes_from_other_ranks_is_counted_also_without_them() {
     }
 }
 
-/// A buffer whose own part has these numbers, so that it is known when it comes back.
+/// Returns a buffer whose own part is recognized when it comes back.
 fn precious(group: &Group, cuts: &[usize]) -> HostBuffer {
     own_part(DType::F32, &noise(9, cuts[group.size()]), part(cuts, group.index()), 2)
 }
@@ -261,7 +261,7 @@ fn cuts_that_do_not_fit_are_refused_and_the_buffer_comes_back() {
     assert!(group.gather_parts(tag(), cuts, HostBuffer::F32(vec![1.0; 8])).is_ok());
 }
 
-/// The error of all members where member 2 cuts its buffer in another place.
+/// Returns the error of all members where member 2 cuts its buffer in another place.
 fn end_of_other_cuts(call: impl Fn(&Group, Arc<[usize]>) -> Result<(), Error> + Sync) -> String {
     let ends = results(4, |world| {
         let group = world.world_group(Channel::User);

@@ -216,10 +216,7 @@ impl Stream {
 impl DeviceUpdate<'_> {
     /// Checks the dtypes of the buffers, and returns the elements of the shard that all of them
     /// have.
-    pub(super) fn check_buffers(
-        &self,
-        operation: &'static str,
-    ) -> Result<Range<usize>, CudaError> {
+    pub(super) fn check_buffers(&self, operation: &'static str) -> Result<Range<usize>, CudaError> {
         let Self { parameters, first, rounded, gradient, gradient_first, .. } = self;
         parameters.check(operation, DType::F32, parameters.len())?;
         gradient.check(operation, DType::F32, gradient.len())?;

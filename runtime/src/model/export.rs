@@ -27,8 +27,8 @@ pub(crate) fn full_parameters(
     Ok(parameters)
 }
 
-/// Returns a unit's shard in f32, with the masters of all replicas: another handle to it, or a copy.
-/// Collective over the replicas if each has the masters of its slice alone.
+/// Returns a unit's shard in f32, with the masters of all replicas: another handle to it, or a
+/// copy. Collective over the replicas if each has the masters of its slice alone.
 pub(crate) fn whole_masters(
     site: ErrorSite<'_>,
     unit: UnitId,

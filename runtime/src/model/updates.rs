@@ -223,8 +223,8 @@ impl Average {
         sgd(&step, &mut self.buffers, values, None);
     }
 
-    /// Updates pieces of a unit on a device, whose masters begin with an element of the shard. Waits
-    /// for nothing.
+    /// Updates pieces of a unit on a device, whose masters begin with an element of the shard.
+    /// Waits for nothing.
     ///
     /// # Errors
     /// Errors of the device.

@@ -124,7 +124,8 @@ impl Ema {
             average.copy_over(site, unit, &mut parameters)?;
             Shard::new(site, unit, parameters)
         };
-        let mut shards = state.shards.iter().enumerate().map(shard).collect::<Result<Vec<_>, _>>()?;
+        let mut shards =
+            state.shards.iter().enumerate().map(shard).collect::<Result<Vec<_>, _>>()?;
         if context.plan.divides_state() {
             self.gather_slices(site, &mut shards)?;
         }

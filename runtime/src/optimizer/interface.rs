@@ -33,7 +33,7 @@ pub enum Update {
 /// device has a method of its own for it, `update_on_device`.
 pub trait Optimizer {
     /// Updates this rank's shards, or skips the step if the ranks agreed on that. Collective over
-    /// the shard group if [`is_collective`](Self::is_collective), and otherwise not.
+    /// the world if [`is_collective`](Self::is_collective), and otherwise not.
     ///
     /// Parameters that got no gradient on any rank, and their state, do not change.
     ///
@@ -44,7 +44,7 @@ pub trait Optimizer {
         model.update_by(gradients, [(&mut this, &|_| true)])
     }
 
-    /// Returns whether ranks of the shard group exchange data in an update.
+    /// Returns whether ranks exchange data in an update.
     fn is_collective(&self) -> bool {
         false
     }
@@ -69,13 +69,13 @@ pub trait Optimizer {
     /// [`Error::OutOfMemory`].
     fn check(&mut self, updating: &Updating<'_>, lines: &mut String) -> Result<(), Error>;
 
-    /// Exchanges data with the ranks of the shard group, before anything changes. It is called only
+    /// Exchanges data with other ranks, before anything changes. It is called only
     /// if the gradients are applied.
     ///
     /// # Errors
-    /// [`Error::Comm`], [`Error::OutOfMemory`] and [`Error::Device`]. The ranks of the shard group
-    /// give the update up then, but for those that have all results already. The next step fails on
-    /// all ranks if some have made the update.
+    /// [`Error::Comm`], [`Error::OutOfMemory`] and [`Error::Device`]. The ranks give the update up
+    /// then, but for those that have all results already. The next step fails on all ranks if some
+    /// have made the update.
     fn prepare(&mut self, updating: &Updating<'_>) -> Result<(), Error> {
         let _ = updating;
         Ok(())
@@ -327,8 +327,8 @@ impl Updating<'_> {
         self.shards[unit.index()].copy_to(self.site(), range.start, into)
     }
 
-    /// Returns the pieces of this rank's shards that this optimizer updates now, in the plan's order
-    /// of units.
+    /// Returns the pieces of this rank's shards that this optimizer updates now, in the plan's
+    /// order of units.
     pub(super) fn pieces(&self) -> impl Iterator<Item = (UnitId, Piece)> {
         let pieces = |unit| self.context.updated_pieces(unit).map(move |piece| (unit, piece));
         let all = self.context.plan.reductions().iter().copied().flat_map(pieces);

@@ -19,13 +19,14 @@ use crate::optimizer::state::OptimizerState;
 use crate::options::allowed::Allowed;
 
 /// Muon (K. Jordan et al., 2024; Liu et al., arXiv 2502.16982) for matrices, with an f32 of state
-/// for each element of this rank's shards.
+/// for each element that this rank updates.
 ///
 /// Each [matrix](hsdp_sharding::Param::as_matrices) has an owner in its shard group
-/// ([`Owners`](hsdp_sharding::Owners)). An update sends the momentum of each matrix to its owner,
-/// which orthogonalizes it, and returns the result: one all_to_all there, and one back, over the
-/// shard group. Each replica computes the same. No parameter and no state changes before all
-/// results have arrived.
+/// ([`Owners`](hsdp_sharding::Owners)), and each replica computes the same; with
+/// [`StateOver::World`](crate::StateOver::World) it has one owner among all ranks. An update sends
+/// the momentum of each matrix to its owner, which orthogonalizes it, and returns the result: one
+/// all_to_all there, and one back. No parameter and no state changes before all results have
+/// arrived.
 ///
 /// A model on a device is updated there, with products by cuBLAS; the exchange goes through the
 /// host. The first update fails with [`Error::Device`] that names the library, if there is no

@@ -53,7 +53,7 @@ pub trait Rule: Copy + Debug + Send + Sync + 'static {
     /// updated on a device is refused.
     const ON_DEVICE: bool = false;
 
-    /// Whether ranks of the shard group exchange data in an update.
+    /// Whether ranks exchange data in an update.
     #[doc(hidden)]
     const COLLECTIVE: bool = false;
 
@@ -92,7 +92,7 @@ pub trait Rule: Copy + Debug + Send + Sync + 'static {
         self.kinds().iter().map(|kind| StateTensor { kind, parameter, spread }).collect()
     }
 
-    /// Exchanges data with the ranks of the shard group before an update, and changes no state.
+    /// Exchanges data with other ranks before an update, and changes no state.
     #[doc(hidden)]
     fn exchange(now: RuleExchange<'_, Self>) -> Result<(), Error> {
         let _ = now;

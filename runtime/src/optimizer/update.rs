@@ -15,7 +15,8 @@ use crate::error::Error;
 use crate::model::ShardedModel;
 use crate::model::updates::{Average, Moved, Updates};
 use crate::optimizer::interface::{
-    Assignment, ClippedGradient, DeviceRun, Optimizer, Run, Selected, Update, Updating, cut_at, part_of,
+    Assignment, ClippedGradient, DeviceRun, Optimizer, Run, Selected, Update, Updating, cut_at,
+    part_of,
 };
 use crate::persist::checkpointed::ONE_OF_EACH_KIND;
 use crate::state::context::Context;
@@ -28,8 +29,11 @@ use crate::step::gradients::{Gradients, Verdict};
 impl ShardedModel {
     /// Updates this rank's shards by several optimizers in one pass, each for the parameters that
     /// its function selects, and counts the step as committed; or skips the step if the ranks
-    /// agreed on that. Collective over the shard group if one of the optimizers
+    /// agreed on that. Collective over the world if one of the optimizers
     /// [is](crate::Optimizer::is_collective), and otherwise not.
+    ///
+    /// With [`StateOver::World`](crate::StateOver::World) it issues the gathers of updated slices,
+    /// and does not wait for them.
     ///
     /// ```
     /// use hsdp::prelude::*;

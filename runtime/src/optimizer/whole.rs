@@ -35,10 +35,11 @@ pub struct Whole<'a> {
 }
 
 /// The state of an optimizer that updates whole parameters, such as Shampoo: each parameter has an
-/// owner in its shard group ([`Owners`](hsdp_sharding::Owners)), which gets all of it and keeps the
-/// state. An update brings values and gradients to the owners in one all_to_all over the shard
-/// group, and new values back in another one. Each replica computes the same, so the computation
-/// must be deterministic.
+/// owner ([`Owners`](hsdp_sharding::Owners)), which gets all of it and keeps the state. An update
+/// brings values and gradients to the owners in one all_to_all, and new values back in another one.
+/// Owners are those of a shard group, and each replica computes the same, so the computation must
+/// be deterministic. With [`StateOver::World`](crate::StateOver::World) each parameter has one
+/// owner among all ranks.
 ///
 /// No parameter and no state changes before all results have come.
 ///
@@ -107,7 +108,7 @@ impl WholeParameters {
     /// Returns the optimizer that updates parameters by this function: its step calls `update` on
     /// the owner of each parameter, and sends the new values back. It updates all trainable
     /// parameters, or some of them beside other optimizers of [`ShardedModel::update_by`]. Its
-    /// updates are collective over the shard group.
+    /// updates are collective over the world.
     pub fn by<F: FnMut(Whole<'_>)>(&mut self, update: F) -> impl Optimizer {
         By { state: self, update }
     }

@@ -18,8 +18,8 @@ use crate::options::{ModelOptions, Unused, digest};
 use crate::state::control::Control;
 use crate::state::events::EventLog;
 use crate::state::full_pool::FullPool;
+use crate::state::masters::HeldMasters;
 use crate::state::model_device::ModelDevice;
-use crate::state::shard::HeldMasters;
 
 /// The plan, the options, and this rank's groups.
 #[derive(Debug)]
@@ -218,11 +218,15 @@ impl Context {
         let is_offloaded = self.device.as_ref().is_some_and(|it| it.offload == Offload::All);
         let is_gathered = self.plan.compute_dtype(unit) == DType::F32 && !is_offloaded;
         let are_divided = self.plan.divides_state() && !is_gathered;
-        HeldMasters { trained: if are_divided { self.updated(unit) } else { 0..all }, all, are_divided }
+        HeldMasters {
+            trained: if are_divided { self.updated(unit) } else { 0..all },
+            all,
+            are_divided,
+        }
     }
 
-    /// Returns where the slices of replicas begin in this rank's shard of a unit, and the end of the
-    /// last one.
+    /// Returns where the slices of replicas begin in this rank's shard of a unit, and the end of
+    /// the last one.
     pub(crate) fn cuts(&self, unit: UnitId) -> Arc<[usize]> {
         Arc::clone(&self.cuts[unit.index()])
     }
@@ -232,7 +236,8 @@ impl Context {
     pub(crate) fn scope_of_parameters(&self, unit: UnitId) -> Scope {
         let stay = self.device.as_ref().is_none_or(|device| device.offload == Offload::All);
         let stay = stay && self.plan.layout(unit).stored().is_none();
-        let stay = stay && !self.held(unit).are_divided;
+        let HeldMasters { trained, all, .. } = self.held(unit);
+        let stay = stay && trained.len() == all;
         memory::scope(if stay { Category::Shard } else { Category::Other })
     }
 
@@ -310,8 +315,8 @@ impl Context {
         }
     }
 
-    /// Returns the tag of a gather of the model's own slices of a unit, also while an average stands
-    /// in for the parameters.
+    /// Returns the tag of a gather of the model's own slices of a unit, also while an average
+    /// stands in for the parameters.
     pub(crate) fn tag_of_slices(&self, unit: UnitId, step: u64) -> Tag {
         let mut tag = Tag::new(Stage::GatherSlices).step(step);
         (tag.model, tag.unit) = (self.label, Some(unit));

@@ -11,6 +11,7 @@ use hsdp_sharding::{DType, Offload, UnitId, UnitLayout};
 
 use crate::error::Error;
 use crate::state::context::ErrorSite;
+use crate::state::masters::HeldMasters;
 use crate::state::model_device::{ModelDevice, Scratch};
 use crate::state::store::{Located, There, zeros_in};
 use crate::state::sums::GradientSums;
@@ -21,66 +22,13 @@ use crate::state::sums::GradientSums;
 /// offloaded the master stays on the host.
 #[derive(Clone, Debug)]
 pub(crate) struct Shard {
-    /// The f32 parameters: the trained ones of `held`, and behind them the frozen ones, unless these
-    /// are stored in the compute dtype.
+    /// The f32 parameters: the trained ones of `held`, and behind them the frozen ones, unless
+    /// these are stored in the compute dtype.
     master: Located<Arc<Vec<f32>>, Arc<DeviceBuffer>>,
     /// All parameters in the compute dtype; `None` where that is f32, and the master itself is
     /// gathered.
     rounded: Option<GatherInput>,
     held: HeldMasters,
-}
-
-/// The trained elements of a shard that have an f32 master on this rank.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct HeldMasters {
-    /// These elements: all, or where replicas divide the state of optimizers the slice of this rank.
-    pub(crate) trained: Range<usize>,
-    /// The number of all trained elements, with their padding. Frozen ones follow them.
-    pub(crate) all: usize,
-    /// Whether each replica has the masters of its slice alone. The same on all ranks, also where a
-    /// slice is empty and another is the whole.
-    pub(crate) are_divided: bool,
-}
-
-impl HeldMasters {
-    /// Returns the masters of parameters: of the elements that are held, and of frozen ones until
-    /// the end of `masters`.
-    fn of(
-        &self,
-        parameters: Vec<f32>,
-        masters: usize,
-        category: Category,
-    ) -> Result<Vec<f32>, hsdp_kernels::Error> {
-        let held = self.trained.len();
-        let frozen = masters - self.all;
-        if held + frozen == parameters.len() {
-            return Ok(parameters);
-        }
-        let mut master = zeros_in(category, held + frozen)?;
-        master[..held].copy_from_slice(&parameters[self.trained.clone()]);
-        master[held..].copy_from_slice(&parameters[self.all..masters]);
-        Ok(master)
-    }
-
-    /// Cuts a range of the shard where elements with and without a master meet, and returns for each
-    /// part its place among the masters, if it has one. There are `masters` of them.
-    fn parts(
-        &self,
-        range: Range<usize>,
-        masters: usize,
-    ) -> impl Iterator<Item = (Range<usize>, Option<usize>)> + use<> {
-        let Self { trained: Range { start, end }, all, .. } = *self;
-        let frozen = masters > end - start;
-        let places = [None, Some(0), None, frozen.then_some(end - start)];
-        let cuts = [0, start, end, all, usize::MAX];
-        let part = move |(place, cut): (Option<usize>, &[usize])| {
-            let part = range.start.max(cut[0])..range.end.min(cut[1]);
-            let place = place.map(|place| place + part.start.saturating_sub(cut[0]));
-            (!part.is_empty()).then_some((part, place))
-        };
-        let parts: Vec<_> = places.into_iter().zip(cuts.windows(2)).filter_map(part).collect();
-        parts.into_iter()
-    }
 }
 
 /// Parameters that peers read in place.
@@ -91,8 +39,8 @@ pub(crate) type OwnedInput = Located<HostBuffer, DeviceBuffer>;
 
 /// The update of a unit, where its master is updated.
 pub(crate) trait ShardUpdate {
-    /// Updates elements on the host, from the `first`-th of the shard on, and rounds them where they
-    /// are gathered from there. All slices have the same length.
+    /// Updates elements on the host, from the `first`-th of the shard on, and rounds them where
+    /// they are gathered from there. All slices have the same length.
     fn on_host(
         self,
         first: usize,
@@ -320,12 +268,7 @@ impl Shard {
     }
 
     /// Copies parameters as they are gathered, from the `from`-th on.
-    fn rounded_to(
-        &self,
-        site: ErrorSite<'_>,
-        from: usize,
-        into: &mut [f32],
-    ) -> Result<(), Error> {
+    fn rounded_to(&self, site: ErrorSite<'_>, from: usize, into: &mut [f32]) -> Result<(), Error> {
         let range = from..from + into.len();
         match &self.rounded {
             Some(Located::Host(rounded)) => unpack(into, rounded.values().slice(range)),
@@ -359,16 +302,15 @@ impl Shard {
         let Self { master, rounded, .. } = self;
         match (rounded, master) {
             (Some(Located::Host(rounded)), _) => {
-                let _gather_input = memory::scope(Category::GatherInput);
+                let category = Category::GatherInput;
                 Ok(Located::Host(match rounded {
-                    SharedBuffer::F32(values) => HostBuffer::F32(taken(values)),
-                    SharedBuffer::F16(values) => HostBuffer::F16(taken(values)),
-                    SharedBuffer::BF16(values) => HostBuffer::BF16(taken(values)),
+                    SharedBuffer::F32(values) => HostBuffer::F32(taken(category, values)),
+                    SharedBuffer::F16(values) => HostBuffer::F16(taken(category, values)),
+                    SharedBuffer::BF16(values) => HostBuffer::BF16(taken(category, values)),
                 }))
             }
             (None, Located::Host(master)) => {
-                let _shard = memory::scope(Category::Shard);
-                Ok(Located::Host(HostBuffer::F32(taken(master))))
+                Ok(Located::Host(HostBuffer::F32(taken(Category::Shard, master))))
             }
             (Some(Located::Device(There { value, device })), _) => {
                 Ok(Located::Device(taken_there(device, Category::GatherInput, value)?))
@@ -525,8 +467,11 @@ fn make_mut<'a>(
 }
 
 /// Returns the elements of a buffer that stays empty: a copy, if there is another holder.
-fn taken<T: Clone>(values: &mut Arc<Vec<T>>) -> Vec<T> {
-    Arc::try_unwrap(mem::take(values)).unwrap_or_else(|shared| shared.to_vec())
+fn taken<T: Clone>(category: Category, values: &mut Arc<Vec<T>>) -> Vec<T> {
+    Arc::try_unwrap(mem::take(values)).unwrap_or_else(|shared| {
+        let _scope = memory::scope(category);
+        shared.to_vec()
+    })
 }
 
 /// Returns a buffer on a device, in whose place an empty one stays: a copy, if there is another

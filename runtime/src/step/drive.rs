@@ -24,9 +24,9 @@ use crate::options::{Shutdown, StepOptions};
 use crate::state::buffers::ModelBuffers;
 use crate::state::context::Context;
 use crate::state::control;
+use crate::state::events::Event;
 use crate::state::full::Full;
 use crate::state::gradients::UnitGradients;
-use crate::state::events::Event;
 use crate::state::shard::Shard;
 use crate::state::sighting::{Sighting, When};
 use crate::state::slices::SliceGathers;
@@ -354,11 +354,12 @@ impl EngineState {
     }
 
     /// Has the slices of a unit that was updated gathered over the replicas, if these divide its
-    /// state. If the gather cannot be issued because another rank has ended the epoch, it is issued
-    /// later.
+    /// state. If the communication fails, because another rank has ended the epoch or the world,
+    /// the update goes on, and the gather is issued later: the next call has the error of a world
+    /// that is over.
     ///
     /// # Errors
-    /// Errors that end the world.
+    /// Errors of this rank alone.
     pub(crate) fn share_updated(&mut self, context: &Context, unit: UnitId) -> Result<(), Error> {
         if !context.plan.divides_state() {
             return Ok(());
@@ -370,7 +371,7 @@ impl EngineState {
             self.drive(context, operation)
         });
         match issued {
-            Err(error) if !error.is_fatal() => {
+            Err(error @ Error::Comm(_)) => {
                 self.machine.abort();
                 tracing::debug!(unit = unit.index(), %error, "slices are gathered later");
                 Ok(())

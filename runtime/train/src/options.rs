@@ -8,7 +8,7 @@ use clap::{Args, Parser, ValueEnum};
 use hsdp::testing::Fault;
 use hsdp::{
     Accumulation, DType, DynamicScale, Launched, LossScaling, Mesh, ModelOptions, Offload,
-    Placement, Precision, Rank, WorldOptions,
+    Placement, Precision, Rank, StateOver, WorldOptions,
 };
 
 use crate::failure::Failure;
@@ -74,6 +74,11 @@ pub struct RunOptions {
     /// once a step), every (both in each microbatch) or local (both once a step)
     #[arg(long, value_name = "MODE", default_value = "reduce-scatter")]
     pub accumulation: Accumulation,
+
+    /// Ranks over which the optimizer's state is divided: shards (those of a shard group) or world
+    /// (all; updated parameters are gathered over the replicas)
+    #[arg(long, value_name = "RANKS", default_value = "shards")]
+    pub state_over: StateOver,
 
     /// Number of units that are gathered before they are needed, at most 10000
     #[arg(
@@ -313,6 +318,7 @@ impl RunOptions {
             placement: self.device,
             precision,
             accumulation: self.accumulation,
+            state: self.state_over,
             prefetch: self.prefetch,
             loss_scaling,
             ..ModelOptions::on(self.mesh)

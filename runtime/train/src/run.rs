@@ -186,8 +186,10 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         }
         let number = self.next;
         if self.was_stopped || !self.goes_on(number) {
-            let costs = || self.counted.costs(&self.model, self.setup.options().microbatches);
-            self.costs.get_or_insert_with(costs);
+            if self.costs.is_none() {
+                let microbatches = self.setup.options().microbatches;
+                self.costs = Some(self.counted.costs(&self.model, microbatches)?);
+            }
             return Ok(None);
         }
         self.step = Some(RunStep {
@@ -274,7 +276,7 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         let applied = updated == Update::Applied;
         let record = StepRecord { step: step.number, loss, grad_norm, tokens, seconds, applied };
         step.stage = RunStage::Updated(record, norms);
-        self.counted.end(self.model.world());
+        self.counted.end(self.model.world(), &updated);
         Ok(updated)
     }
 
@@ -304,7 +306,9 @@ impl<'a, O: Checkpointed> Run<'a, O> {
         };
         let span = info_span!("evaluation").entered();
         let epoch = self.model.world().epoch();
+        self.counted.begin_evaluation(&self.model)?;
         let value = evaluate(&mut self.model, &mut self.optimizer).map_err(Into::into)?;
+        self.counted.end_evaluation(self.model.world());
         drop(span);
         if self.model.world().epoch() != epoch {
             // The other ranks fail in their evaluation, and would not take part in the comparison.

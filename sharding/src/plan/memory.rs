@@ -69,10 +69,9 @@ use crate::{AfterForward, ByteCount, DType, ElemCount, Phase, Rank, UnitId, Unit
 /// beyond that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct MemoryPlan {
-    /// f32 master copies of the shards, except frozen parameters that are
-    /// [stored](crate::Param::stored_in) in the compute dtype. In units that compute in 16 bits they
-    /// are those of the elements that the rank updates, and of frozen ones. On the rank with the
-    /// most.
+    /// f32 master copies of the shards, on the rank with the most, except frozen parameters that
+    /// are [stored](crate::Param::stored_in) in the compute dtype. In units that compute in 16 bits
+    /// these are only the elements that the rank updates, and the frozen ones.
     pub shard: ByteCount,
     /// The shards in the compute dtype, which gathers read; 0 where gathers read the master copies.
     pub gather_input: ByteCount,

@@ -89,8 +89,8 @@ impl Sum for Flow {
 /// There are as many reduce-scatters of sums as there would be all-reduces, and g gathers of slices
 /// after each step that is not skipped.
 ///
-/// [Statistics](crate::Statistics) of e elements are summed over all W = R · S ranks, in the forward
-/// and in the backward of each microbatch: (W - 1) · e_i · 8 + (e - e_i) · 8 bytes a call.
+/// [Statistics](crate::Statistics) of e elements are summed over all W = R · S ranks, in the
+/// forward and in the backward of each microbatch: (W - 1) · e_i · 8 + (e - e_i) · 8 bytes a call.
 ///
 /// Once a step, ranks exchange the matrices that owners update, by all-to-alls among the
 /// [updaters](Plan::updaters), and add up the sums of factored state, by all-reduces over the

@@ -6,9 +6,9 @@ use std::fmt;
 /// copies and the exchange of an update. No optimizer reads it. Only blocks of 8-bit state have
 /// another effect: the [slices](crate::Plan::slice) of replicas do not cut them.
 ///
-/// A piece is the part of the parameter that a rank [updates](crate::Plan::updated): its elements in
-/// the rank's shard, or in the rank's slice if replicas divide state. Buffers of pieces are padded
-/// to a multiple of [`ALIGNMENT`](crate::ALIGNMENT) elements.
+/// A piece is the part of the parameter that a rank [updates](crate::Plan::updated): its elements
+/// in the rank's shard, or in the rank's slice if replicas divide state. Buffers of pieces are
+/// padded to a multiple of [`ALIGNMENT`](crate::ALIGNMENT) elements.
 ///
 /// | state | bytes on a rank |
 /// |---|---|
@@ -48,8 +48,8 @@ pub enum State {
     /// sums over rows and columns of their slices ([`UpdatePlan`](crate::UpdatePlan)).
     Factored,
     /// Muon: an f32 for each element. Each of the parameter's [matrices](crate::Param::as_matrices)
-    /// goes to one of the ranks that divide the update, its owner ([`Owners`](crate::Owners)), which
-    /// computes the update of the whole matrix and sends it back.
+    /// goes to one of the ranks that divide the update, its owner ([`Owners`](crate::Owners)). The
+    /// owner computes the update of the whole matrix and sends it back.
     Muon,
     /// The values and the gradient of the whole parameter go to one of the ranks that divide the
     /// update, its owner, which keeps this number of f32 for the whole parameter, and sends new

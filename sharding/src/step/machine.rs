@@ -302,8 +302,8 @@ impl StepMachine {
     /// reductions.
     ///
     /// # Errors
-    /// [`Refused::NoSuchUnit`]; [`Refused::Frozen`] if the unit is frozen; [`Refused::OutOfTurn`] if
-    /// replicas do not divide state, within a step, and before the slices of the last update are
+    /// [`Refused::NoSuchUnit`]; [`Refused::Frozen`] if the unit is frozen; [`Refused::OutOfTurn`]
+    /// if replicas do not divide state, within a step, and before the slices of the last update are
     /// gathered.
     pub fn updated(&mut self, unit: UnitId) -> Result<(), Refused> {
         self.check_unit(unit)?;
@@ -347,8 +347,8 @@ impl StepMachine {
         self.orders.slices.lose();
     }
 
-    /// Notes that gathers of slices may be lost, on this rank or another: all that not every rank is
-    /// known to have completed are issued again, before the next output.
+    /// Notes that gathers of slices may be lost, on this rank or another: all that not every rank
+    /// is known to have completed are issued again, before the next output.
     pub fn lose_slices(&mut self) {
         self.orders.slices.lose();
     }
@@ -405,9 +405,8 @@ impl StepMachine {
             },
             MachineState::Opening(opening) => {
                 let Self { orders, .. } = self;
-                let whole = opening.compares_replicas().then(|| {
-                    orders.slices.wait_for_any(&orders.rules)
-                });
+                let whole =
+                    opening.compares_replicas().then(|| orders.slices.wait_for_any(&orders.rules));
                 whole.flatten().or_else(|| Some(opening.next()))
             }
             MachineState::Step(step) => step.next(self.goal, &mut self.orders),

@@ -38,8 +38,8 @@ impl PlanOrder {
     }
 }
 
-/// The order of a model's units: the declared one, until the ranks have agreed on another. Beside it
-/// the rules of the order of its steps, and the gathers that outlast them.
+/// The order of a model's units: the declared one, until the ranks have agreed on another. Beside
+/// it the rules of the order of its steps, and the gathers that outlast them.
 #[derive(Debug)]
 pub(super) struct PlanOrders {
     /// Rules of the order of a step.

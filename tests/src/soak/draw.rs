@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use hsdp::{
     Accumulation, DType, DynamicScale, FullCopies, LossScaling, Mesh, ModelOptions, ModelSpec,
-    NonFinite, Objective, Precision, Rank, Uneven,
+    NonFinite, Objective, Precision, Rank, StateOver, Uneven,
 };
 use hsdp_comm::{Between, Fault, FaultKind, FaultPlace, Stage};
 use rand::seq::IndexedRandom as _;
@@ -105,6 +105,7 @@ impl fmt::Display for Trial {
             mesh,
             accumulation,
             full_copies,
+            state,
             precision,
             loss_scaling,
             uneven,
@@ -113,9 +114,9 @@ impl fmt::Display for Trial {
         } = options;
         write!(
             f,
-            "{mesh}, {between:?}, {accumulation}, {full_copies}, {precision:?}, {loss_scaling:?}, \
-             {optimizer:?}, {width:?}, replicas compared: {compare_replicas:?}, steps by rank \
-             {data:?} ({uneven:?}) of {microbatches} microbatches, {count:?}; faults:",
+            "{mesh}, {between:?}, {accumulation}, {full_copies}, state over {state}, {precision:?}, \
+             {loss_scaling:?}, {optimizer:?}, {width:?}, replicas compared: {compare_replicas:?}, \
+             steps by rank {data:?} ({uneven:?}) of {microbatches} microbatches, {count:?}; faults:",
         )?;
         faults.iter().try_for_each(|fault| write!(f, " [{fault}]"))
     }
@@ -149,6 +150,11 @@ fn options(mesh: Mesh, faults: &[Fault], random: &mut ChaCha8Rng) -> ModelOption
         _ => pick(random, &[Uneven::Error, Uneven::Stop, Uneven::ZeroWeight]),
     };
     let every = |steps| NonZeroU64::new(steps);
+    let full_copies = pick(random, &FullCopies::ALL);
+    let state = match full_copies {
+        FullCopies::PerRank => pick(random, &StateOver::ALL),
+        FullCopies::PerProcess => StateOver::Shards,
+    };
     ModelOptions {
         loss_scaling: loss_scaling(wire, faults, random),
         uneven,
@@ -156,7 +162,8 @@ fn options(mesh: Mesh, faults: &[Fault], random: &mut ChaCha8Rng) -> ModelOption
         precision: Precision { parameters, wire, ..Precision::default() },
         accumulation: pick(random, &Accumulation::ALL),
         prefetch: random.random_range(0..=2),
-        full_copies: pick(random, &FullCopies::ALL),
+        full_copies,
+        state,
         objective,
         non_finite: pick(random, &[NonFinite::Abort, NonFinite::Skip]),
         ..ModelOptions::on(mesh)
@@ -194,7 +201,10 @@ fn place(random: &mut ChaCha8Rng) -> FaultPlace {
     match random.random_range(0..6) {
         0 => unit.into(),
         1 => (unit, Stage::Reduce).into(),
-        2 => (unit, Stage::AllReduce).into(),
+        2 => {
+            let stages = [Stage::AllReduce, Stage::ScatterSums, Stage::GatherSlices];
+            (unit, pick(random, &stages)).into()
+        }
         3 => Stage::Header.into(),
         4 => Stage::Agreement.into(),
         _ => random.random_range(0..30_u64).into(),

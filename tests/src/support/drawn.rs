@@ -4,7 +4,7 @@ use crate::support::programs::{Call, Part, Program, StepProgram, plain_microbatc
 use crate::support::worlds::mesh;
 use hsdp::{
     Accumulation, FullCopies, LossScaling, ModelOptions, ModelSpec, Objective, Param, Samples,
-    Uneven, Unit, UnitId, UnitOrder, Unused,
+    StateOver, Uneven, Unit, UnitId, UnitOrder, Unused,
 };
 use hsdp_sharding::AfterForward;
 use hsdp_sharding::step::{EvaluationKind, Input};
@@ -84,10 +84,16 @@ impl Draw {
             Uneven::Error | Uneven::Stop => self.one_of(&[Objective::Sum, Objective::RankMean]),
             Uneven::ZeroWeight => Objective::Sum,
         };
+        let full_copies = self.one_of(&FullCopies::ALL);
+        let state = match full_copies {
+            FullCopies::PerRank => self.one_of(&StateOver::ALL),
+            FullCopies::PerProcess => StateOver::Shards,
+        };
         ModelOptions {
             accumulation: self.one_of(&Accumulation::ALL),
             prefetch: self.one_of(&[0, 1, 2, usize::MAX]),
-            full_copies: self.one_of(&FullCopies::ALL),
+            full_copies,
+            state,
             order: self.one_of(&[UnitOrder::Follow, UnitOrder::Follow, UnitOrder::Error]),
             uneven,
             objective,

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use hsdp::{LossScaling, ModelOptions, Objective, Unused};
 use hsdp_sharding::step::{
     Begin, Conclusion, EvaluationKind, Exchange, Headers, Input, Intent, LossScale,
-    MicrobatchWeights, NextUnit, Output, ReductionTime, Rules, Sequences, StepMachine, Supply,
-    UnitUse,
+    MicrobatchWeights, NextUnit, Operation, Output, ReductionTime, Rules, Sequences, StepMachine,
+    Supply, UnitUse,
 };
 use hsdp_sharding::{Plan, Rank, UnitId};
 
@@ -56,7 +56,7 @@ pub fn rules(options: &ModelOptions, sequences: Sequences) -> Rules {
 /// If a program does not keep to the order of a step, or the ranks meet in different exchanges.
 #[must_use]
 pub fn outputs(plan: &Arc<Plan>, rules: Rules, programs: &[Program]) -> Vec<Vec<Placed>> {
-    let member = |program| Member::new(StepMachine::new(Arc::clone(plan), rules), program);
+    let member = |program| Member::new(StepMachine::new(Arc::clone(plan), rules), plan, program);
     let mut members: Vec<Member> = programs.iter().map(member).collect();
     loop {
         members.iter_mut().for_each(Member::go_on);
@@ -81,6 +81,7 @@ enum Feed {
     Call(Call),
     EndMicrobatch,
     Finish,
+    Updated(UnitId),
     Evaluate(EvaluationKind),
     Batch,
     EndEvaluation,
@@ -103,8 +104,8 @@ struct Member {
 }
 
 impl Member {
-    fn new(machine: StepMachine, program: &Program) -> Self {
-        let mut feeds: VecDeque<Feed> = program.iter().flat_map(feeds).collect();
+    fn new(machine: StepMachine, plan: &Plan, program: &Program) -> Self {
+        let mut feeds: VecDeque<Feed> = program.iter().flat_map(|part| feeds(plan, part)).collect();
         feeds.push_back(Feed::Begin { intent: Intent::End, names_samples: false });
         Self {
             machine,
@@ -134,8 +135,10 @@ impl Member {
                     }
                     _ => {}
                 }
-                let is_complete = self.machine.plan().mesh().shard_size() == 1;
-                if let Some(watched) = self.machine.watching().filter(|_| is_complete) {
+                let is_alone = self.machine.plan().mesh().shard_size() == 1;
+                let is_complete =
+                    |it: &Operation| is_alone && matches!(it, Operation::ReduceScatter(_));
+                if let Some(watched) = self.machine.watching().filter(is_complete) {
                     self.machine.done(watched).expect("it is watched");
                 }
             }
@@ -165,6 +168,7 @@ impl Member {
             Feed::Call(Call::Offer(unit)) => machine.offer(unit),
             Feed::EndMicrobatch => machine.end_microbatch(),
             Feed::Finish => machine.finish(),
+            Feed::Updated(unit) => machine.updated(unit),
             Feed::Evaluate(kind) => machine.evaluate(kind),
             Feed::Batch => machine.begin_batch(),
             Feed::EndEvaluation => machine.end_evaluation(),
@@ -188,7 +192,7 @@ impl Member {
     }
 }
 
-fn feeds(part: &Part) -> Vec<Feed> {
+fn feeds(plan: &Plan, part: &Part) -> Vec<Feed> {
     match part {
         Part::Step(step) => {
             let microbatches = step.given;
@@ -202,6 +206,9 @@ fn feeds(part: &Part) -> Vec<Feed> {
                 feeds.push(Feed::EndMicrobatch);
             }
             feeds.push(Feed::Finish);
+            if plan.divides_state() {
+                feeds.extend(plan.reductions().iter().copied().map(Feed::Updated));
+            }
             feeds
         }
         Part::Evaluation(kind, batches) => {

@@ -2,14 +2,14 @@
 //! whole steps.
 //!
 //! ```text
-//! cargo test -p hsdp-tests --features cuda,nccl --test gpu -- --ignored
-//! tests/emulator/run.sh cargo test -p hsdp-tests --features cuda,nccl --test gpu -- --ignored   # without a device
+//! cargo test -p hsdp-tests --features cuda,nccl --test gpu -- --ignored tests/emulator/run.sh
+//! cargo test -p hsdp-tests --features cuda,nccl --test gpu -- --ignored   # without a device
 //! ```
 //!
 //! In reading order: `numbers` (what is computed on), `pack`, `sum`, `inspect`, `update`, `muon`
 //! (the kernels), `product`, `newton_schulz` (products of matrices), `device_buffers`, `foreign`,
-//! `streams`; `units` (collectives of ranks that share a device), `steps` (whole steps of models);
-//! `nccl`, `nccl_world`; `compile` (which needs no device).
+//! `streams`; `units`, `parts` (collectives of ranks that share a device), `steps` (whole steps of
+//! models); `nccl`, `nccl_world`; `compile` (which needs no device).
 
 mod apart;
 mod compile;
@@ -24,6 +24,7 @@ mod nccl_world;
 mod newton_schulz;
 mod numbers;
 mod pack;
+mod parts;
 mod product;
 mod steps;
 mod streams;

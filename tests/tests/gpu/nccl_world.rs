@@ -12,7 +12,7 @@ use hsdp_comm::{
     World, WorldOptions,
 };
 use hsdp_kernels::cuda::{DeviceBuffer, Noted};
-use hsdp_kernels::{Fold, GradientValues, Values, Wire};
+use hsdp_kernels::{Fold, GradientValues, HostBuffer, Values, Wire, cast};
 use hsdp_sharding::{DType, Param, Rank, Unit, UnitLayout};
 use hsdp_tests::support::worlds::{launched, results};
 
@@ -131,6 +131,52 @@ fn what_nccl_carries_is_what_ranks_read_of_each_other() {
             let bytes = [our_ledger, their_ledger].map(|ledger| ledger.channel(channel).bytes);
             assert_eq!(bytes[0], bytes[1], "{channel}, rank {rank}");
         }
+    }
+}
+
+/// Returns the sums of a rank's own part, and the parts of all ranks.
+fn parts(world: &World, cuts: &Arc<[usize]>, dtype: DType) -> Result<[Vec<f32>; 2], Error> {
+    let group = world.world_group(Channel::AllReduce);
+    let slot = group.index();
+    let len = cuts[group.size()];
+    let own = cuts[slot]..cuts[slot + 1];
+    let scaling = Scaling::on(Wire::try_from(dtype).expect("a real dtype"));
+    let mine = on_device(&wholes(slot, len));
+    let sum = group.reduce_scatter_scaled_on_device(tag(), Arc::clone(cuts), mine, scaling)?;
+    let sums = read(&sum.wait()?)[own.clone()].to_vec();
+    let mut buffer = HostBuffer::zeros(dtype, len + 5).expect("memory");
+    cast(buffer.values_mut().slice(own), &sums);
+    let buffer = upload(&stream(), buffer.values());
+    let gathered = group
+        .gather_parts_on_device(tag(), Arc::clone(cuts), buffer)
+        .and_then(|pending| pending.wait())
+        .map_err(|failed| failed.error)?;
+    Ok([sums, read(&gathered)])
+}
+
+/// NCCL takes parts of one length only.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn uneven_parts_that_nccl_carries_are_those_that_ranks_copy() {
+    for (cuts, dtype) in
+        super::parts::cuts(4).into_iter().zip([DType::F32, DType::BF16, DType::F16])
+    {
+        let run = |connect: bool| {
+            results(4, |world| {
+                if connect {
+                    world.connect_nccl(&device()).expect("connected");
+                    let group = world.world_group(Channel::AllReduce);
+                    world.connect_groups(&[&group]).expect("connected");
+                }
+                let parts = parts(&world, &cuts, dtype).expect("no rank fails");
+                (parts, world.ledger().channel(Channel::AllReduce))
+            })
+        };
+        let by_nccl = run(true);
+        assert_eq!(by_nccl, run(false), "{cuts:?} of {dtype}");
+        let sum = |at| (0..4).map(|rank| whole(rank, at)).sum();
+        let sums: Vec<f32> = (0..cuts[4]).map(sum).chain([0.0; 5]).collect();
+        assert!(by_nccl.iter().all(|(parts, _)| parts[1] == sums), "{cuts:?} of {dtype}");
     }
 }
 
@@ -430,6 +476,50 @@ fn a_call_that_does_not_come_to_its_stream_ends_the_world() {
         "HSDP_EMULATED_NCCL_STUCK_FROM",
         "calls_come_to_their_streams_or_the_world_ends_within_its_deadline",
     );
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn buffers_come_back_from_a_call_that_does_not_come_to_its_stream() {
+    run_with("HSDP_EMULATED_NCCL_STUCK_FROM", "parts_are_gathered_or_come_back");
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn parts_are_gathered_or_come_back() {
+    let stuck = env::var_os("HSDP_EMULATED_NCCL_STUCK_FROM").is_some();
+    let deadline = if stuck { Duration::from_secs(2) } else { PATIENCE };
+    let options = WorldOptions { deadline, ..WorldOptions::default() };
+    let cuts: Arc<[usize]> = [0, 5, 1062, 1062, 2000].into();
+    let ended = launched(4, options, |world: World| {
+        world.connect_nccl(&device())?;
+        let group = world.world_group(Channel::Gather);
+        world.connect_groups(&[&group])?;
+        let part = cuts[group.index()]..cuts[group.index() + 1];
+        for _ in 0..6 {
+            let own = on_device(&wholes(group.index(), 2003));
+            let pending = group.gather_parts_on_device(tag(), Arc::clone(&cuts), own);
+            let (buffer, error) = match pending.and_then(|pending| pending.wait()) {
+                Ok(gathered) => (gathered, None),
+                Err(failed) => {
+                    let error = failed.error.clone();
+                    (failed.reclaim().expect("no thread keeps it"), Some(error))
+                }
+            };
+            let found = read(&buffer);
+            let whole = wholes(group.index(), 2003);
+            assert_eq!(found[part.clone()], whole[part.clone()], "{error:?}");
+            assert_eq!(found[2000..], whole[2000..], "{error:?}");
+            error.map_or(Ok(()), Err)?;
+        }
+        Ok::<(), Error>(())
+    });
+    for ended in ended {
+        match ended.expect("no rank panics") {
+            Ok(()) => assert!(!stuck, "a call has stayed in progress"),
+            Err(error) => assert!(stuck && error.is_fatal(), "{error}"),
+        }
+    }
 }
 
 #[test]

@@ -208,20 +208,24 @@ fn pieces_that_do_not_fit_are_refused() {
         step: 1,
         clip: 1.0,
     };
-    for (range, number) in [(60..70, 1), (6..8, 1), (8..16, 0)] {
+    let places = [(60..70, 1, [0, 0]), (6..8, 1, [0, 0]), (8..16, 0, [0, 0])];
+    let places = places.into_iter().chain([(4..12, 1, [8, 0]), (68..76, 1, [8, 16])]);
+    for (range, number, [first_parameter, gradient_first]) in places {
         let update = DeviceUpdate {
             parameters,
-            first: 0,
+            first: first_parameter,
             rounded: None,
             gradient,
-            gradient_first: 0,
+            gradient_first,
             divisor: 1.0,
         };
+        let begin = first_parameter.max(gradient_first);
+        let end = 64 + first_parameter.min(gradient_first);
         let piece = PieceOfStep { range: range.clone(), state: 0, step: number };
         let refused = stream.adamw(update, &[piece], &step, first, second);
         let said = format!(
             "adamw: piece {range:?} of update {number} is invalid: it must start at a multiple of 4 \
-             from 0 on, lie within 64 elements, and updates count from 1"
+             from {begin} on, lie within elements {begin}..{end}, and updates count from 1"
         );
         assert_eq!(refused.expect_err("it does not fit").to_string(), said);
     }

@@ -10,8 +10,8 @@ use hsdp::checkpoint::{CheckpointOptions, Checkpointed, Checkpoints, Import};
 use hsdp::memory::{self, Category, Usage};
 use hsdp::{
     Accumulation, AdamW, AdamWOptions, DType, Ema, Error, FullCopies, LossSum, ModelOptions,
-    ModelSpec, Optimizer, Param, Precision, Rank, ShardedModel, StepOptions, Unit, UnitOrder,
-    Unused,
+    ModelSpec, Optimizer, Param, Precision, Rank, ShardedModel, StateOver, StepOptions, Unit,
+    UnitOrder, Unused,
 };
 use hsdp_comm::{Channel, Tag};
 use hsdp_sharding::{ByteCount, MemoryPlan};
@@ -49,8 +49,12 @@ fn peaks_are_as_planned_in_every_mode_on_every_mesh() {
     let mut compared = Compared::default();
     for accumulation in Accumulation::ALL {
         for (replicate, shard) in [(1, 1), (1, 4), (4, 1), (2, 2), (2, 3), (3, 2)] {
-            let options = ModelOptions { accumulation, ..ModelOptions::on(mesh(replicate, shard)) };
-            compared.add(&format!("{accumulation}, {}", options.mesh), &uneven_units(), &options);
+            for state in StateOver::ALL {
+                let on = ModelOptions::on(mesh(replicate, shard));
+                let options = ModelOptions { accumulation, state, ..on };
+                let name = format!("{accumulation}, {}, state over {state}", options.mesh);
+                compared.add(&name, &uneven_units(), &options);
+            }
         }
     }
     println!("{}", compared.table());
@@ -63,10 +67,15 @@ fn peaks_are_as_planned_in_every_dtype() {
         [(DType::F32, DType::BF16), (DType::BF16, DType::F32), (DType::F16, DType::F16)]
     {
         for accumulation in Accumulation::ALL {
-            let precision = Precision { parameters, wire, ..Precision::default() };
-            let options = ModelOptions { accumulation, precision, ..ModelOptions::on(mesh(2, 2)) };
-            let name = format!("{accumulation}, parameters {parameters}, wire {wire}");
-            compared.add(&name, &uneven_units(), &options);
+            for state in StateOver::ALL {
+                let precision = Precision { parameters, wire, ..Precision::default() };
+                let on = ModelOptions::on(mesh(2, 2));
+                let options = ModelOptions { accumulation, state, precision, ..on };
+                let name = format!(
+                    "{accumulation}, parameters {parameters}, wire {wire}, state over {state}"
+                );
+                compared.add(&name, &uneven_units(), &options);
+            }
         }
     }
     println!("{}", compared.table());
@@ -107,8 +116,15 @@ fn peaks_are_as_planned_for_units_in_several_dtypes() {
 fn peaks_are_as_planned_with_frozen_parameters() {
     let mut compared = Compared::default();
     for accumulation in Accumulation::ALL {
-        let options = ModelOptions { accumulation, ..ModelOptions::on(mesh(2, 2)) };
-        compared.add(&format!("{accumulation}, frozen"), &partly_frozen(), &options);
+        for state in StateOver::ALL {
+            for dtype in [DType::F32, DType::BF16] {
+                let precision = Precision::compute_in(dtype);
+                let on = ModelOptions::on(mesh(2, 2));
+                let options = ModelOptions { accumulation, state, precision, ..on };
+                let name = format!("{accumulation}, frozen, {dtype}, state over {state}");
+                compared.add(&name, &partly_frozen(), &options);
+            }
+        }
     }
     println!("{}", compared.table());
 }
@@ -552,7 +568,9 @@ fn peaks(spec: &ModelSpec, options: &ModelOptions) -> Vec<(Vec<ByteCount>, Memor
         train(&mut model, 2)?;
         let plan = model.plan();
         let rank = model.rank();
-        let planned = MemoryPlan { optimizer: plan.optimizer_state(rank), ..plan.memory() };
+        let shard = plan.masters(rank);
+        let optimizer = plan.optimizer_state(rank);
+        let planned = MemoryPlan { shard, optimizer, ..plan.memory() };
         Ok((all_peaks(rank), planned))
     })
 }

@@ -48,7 +48,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_secs(2);
 
 /// A step has so many operations.
-const OPERATIONS: usize = 9;
+const OPERATIONS: usize = 10;
 
 fn process(scenario: &str, meeting: &Path) -> Result<Ended, String> {
     let mut command = mpirun();
@@ -186,11 +186,41 @@ impl Process {
 
     /// One operation of a step, by its number.
     fn operation(&self, number: usize) -> Outcome<DeviceBuffer> {
-        match number % 3 {
+        match number % 5 {
             0 => self.gather(&self.groups[0], number),
             1 => self.reduced(&self.layout, |len| Arc::new(self.values(len, number)), || ()),
-            _ => self.sum_of(&self.groups[2], &self.values(1057, number), Wire::F32),
+            2 => self.sum_of(&self.groups[2], &self.values(1057, number), Wire::F32),
+            3 => self.sum_of_parts(&self.values(1057, number)),
+            _ => self.gather_of_parts(&self.values(1060, number)),
         }
+    }
+
+    /// Sums uneven parts over a column, each in place on its owner.
+    fn sum_of_parts(&self, values: &[f32]) -> Outcome<DeviceBuffer> {
+        let mine = self.on_device(values)?;
+        let cuts = [0, 505, values.len()].into();
+        let scaling = Scaling::on(Wire::F32);
+        let sum = self.groups[2].reduce_scatter_scaled_on_device(tag(), cuts, mine, scaling)?;
+        Ok(sum.wait()?)
+    }
+
+    /// Gathers uneven parts over a column in place. Checks the own part of a buffer that comes
+    /// back.
+    fn gather_of_parts(&self, values: &[f32]) -> Outcome<DeviceBuffer> {
+        let group = &self.groups[2];
+        let cuts: Arc<[usize]> = [0, 505, values.len() - 3].into();
+        let own = cuts[group.index()]..cuts[group.index() + 1];
+        let pending = group.gather_parts_on_device(tag(), cuts, self.on_device(values)?);
+        let failed = match pending.and_then(|pending| pending.wait()) {
+            Ok(gathered) => return Ok(gathered),
+            Err(failed) => failed,
+        };
+        let error = failed.error.clone();
+        let buffer = failed.reclaim().map_err(|failed| failed.error)?;
+        let found = self.read(&buffer)?;
+        let is_own =
+            found[own.clone()].iter().copied().eq(values[own].iter().map(|it| it.to_bits()));
+        Err(if is_own { error.into() } else { format!("another part after: {error}").into() })
     }
 
     pub(crate) fn gather(&self, group: &Group, number: usize) -> Outcome<DeviceBuffer> {

@@ -3,8 +3,8 @@
 
 use hsdp::mpi::Job;
 use hsdp::{
-    Accumulation, Error, FullCopies, ModelOptions, Offload, Param, Placement, Uneven, Unit,
-    UnitOrder, Unused, World, WorldOptions,
+    Accumulation, Error, FullCopies, ModelOptions, Offload, Param, Placement, StateOver, Uneven,
+    Unit, UnitOrder, Unused, World, WorldOptions,
 };
 use hsdp_kernels::cuda::Device;
 use hsdp_sharding::ModelSpec;
@@ -50,11 +50,13 @@ fn plain(job: &Job) -> Result<(), String> {
         (Accumulation::Local, 1, GIVEN, keeping_the_second()),
         (Accumulation::Local, 1, ASKED, three_units()),
     ];
-    cases.into_iter().try_for_each(|(accumulation, prefetch, given, spec)| {
+    let cases =
+        cases.into_iter().flat_map(|case| StateOver::ALL.map(|state| (state, case.clone())));
+    cases.into_iter().try_for_each(|(state, (accumulation, prefetch, given, spec))| {
         let order = UnitOrder::Error;
         let uneven = Uneven::ZeroWeight;
         let on = on_devices(ModelOptions::on(mesh(2, 2)));
-        let options = ModelOptions { accumulation, prefetch, order, uneven, ..on };
+        let options = ModelOptions { accumulation, prefetch, state, order, uneven, ..on };
         let program = |rank| -> Program {
             let count = |step| if step == 0 || rank < WITHOUT_DATA { 2 } else { 0 };
             (0..2).map(|step| plain_step(&spec, given, count(step))).collect()
@@ -62,7 +64,10 @@ fn plain(job: &Job) -> Result<(), String> {
         let programs = (0..4).map(program).collect();
         let compared = Comparison::new(&spec, &options, programs, Sequences::One);
         compare(job, &compared).map_err(|error| {
-            format!("{accumulation}, prefetch {prefetch}, {given:?} microbatches: {error}")
+            format!(
+                "{accumulation}, state over {state}, prefetch {prefetch}, {given:?} microbatches: \
+                 {error}"
+            )
         })
     })
 }

@@ -17,6 +17,9 @@ pub(crate) const TRIALS: &[Named] = &[
     ("training::bf16_parameters", || equals(&["--param-dtype", "bf16"])),
     ("training::every_microbatch", || equals(&["--accumulation", "every"])),
     ("training::local_accumulation", || equals(&["--accumulation", "local"])),
+    ("training::state_over_the_world", || {
+        equals(&["--state-over", "world", "--param-dtype", "bf16"])
+    }),
     ("training::an_unsharded_twin_agrees", verifies),
     ("training::another_number_of_processes_is_refused_once", refused),
 ];

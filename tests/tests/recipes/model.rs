@@ -192,11 +192,10 @@ impl Steps for WholeParameters {
 /// Makes the model and the optimizers of a recipe on this rank, and acts with them.
 pub(crate) fn with<T>(
     world: World,
-    sizes: [usize; 2],
+    options: ModelOptions,
     recipe: Recipe,
     act: impl Act<T>,
 ) -> Result<T, Error> {
-    let options = ModelOptions::on(mesh(sizes[0], sizes[1]));
     let model = ShardedModel::new(world, spec(recipe), options, springs::initial)?;
     match recipe {
         Recipe::Sgd => {
@@ -320,8 +319,9 @@ pub(crate) fn run(recipe: Recipe, sizes: [usize; 2]) -> Vec<Trace> {
 
 /// A run whose gradients are whole numbers, times `unit`.
 pub(crate) fn run_in(unit: f32, recipe: Recipe, sizes: [usize; 2]) -> Vec<Trace> {
-    let ranks = mesh(sizes[0], sizes[1]).world_size();
-    common(on_ranks(ranks, |world| with(world, sizes, recipe, Train(unit))))
+    let options = ModelOptions::on(mesh(sizes[0], sizes[1]));
+    let ranks = options.mesh.world_size();
+    common(on_ranks(ranks, |world| with(world, options.clone(), recipe, Train(unit))))
 }
 
 /// A run of [`Recipe::Muon`] with these options of Muon.

@@ -2,7 +2,9 @@
 
 use hsdp::checkpoint::Checkpointed;
 use hsdp::memory::{self, Category};
-use hsdp::{ByteCount, Channel, Error, Flow, Op, Plan, Rank, ShardedModel};
+use hsdp::{
+    ByteCount, Channel, Error, Flow, ModelOptions, Op, Plan, Rank, ShardedModel, StateOver,
+};
 use hsdp_sharding::PlanOptions;
 use hsdp_tests::support::worlds::{mesh, on_ranks};
 
@@ -43,12 +45,13 @@ impl Act<[Numbers; 2]> for Measure {
 fn state_and_exchange_are_as_planned() {
     let _turn = crate::alone();
     for recipe in Recipe::ALL {
-        for sizes in MESHES {
+        for (sizes, state) in MESHES.into_iter().flat_map(|on| StateOver::ALL.map(|it| (on, it))) {
             memory::reset_peaks();
-            let ranks = mesh(sizes[0], sizes[1]).world_size();
-            let all = on_ranks(ranks, |world| with(world, sizes, recipe, Measure));
+            let options = ModelOptions { state, ..ModelOptions::on(mesh(sizes[0], sizes[1])) };
+            let ranks = options.mesh.world_size();
+            let all = on_ranks(ranks, |world| with(world, options.clone(), recipe, Measure));
             for (rank, [mut measured, planned]) in all.into_iter().enumerate() {
-                let what = format!("{recipe:?} on {sizes:?}, rank {rank}");
+                let what = format!("{recipe:?} on {sizes:?}, state over {state}, rank {rank}");
                 if recipe == Recipe::Mixed {
                     // The plan does not know the order of the three exchanges.
                     assert!(measured.1 <= planned.1 && 2 * measured.1.get() > planned.1.get());

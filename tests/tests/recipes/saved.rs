@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use hsdp::checkpoint::{CheckpointOptions, Checkpointed, Checkpoints};
-use hsdp::{Error, ShardedModel};
+use hsdp::{Error, ModelOptions, ShardedModel, StateOver};
 use hsdp_checkpoint::{Disk, Generation, Store};
 use hsdp_tests::support::worlds::{common, mesh, on_ranks};
 use serde_json::json;
@@ -40,9 +40,10 @@ impl Act<Tensors> for Go<'_> {
     }
 }
 
-fn go(recipe: Recipe, sizes: [usize; 2], go: Go<'_>) -> Tensors {
-    let ranks = mesh(sizes[0], sizes[1]).world_size();
-    common(on_ranks(ranks, |world| with(world, sizes, recipe, go)))
+fn go(recipe: Recipe, sizes: [usize; 2], state: StateOver, go: Go<'_>) -> Tensors {
+    let options = ModelOptions { state, ..ModelOptions::on(mesh(sizes[0], sizes[1])) };
+    let ranks = options.mesh.world_size();
+    common(on_ranks(ranks, |world| with(world, options.clone(), recipe, go)))
 }
 
 /// All tensors of the newest checkpoint.
@@ -59,8 +60,9 @@ fn tensors(folder: &Path) -> BTreeMap<String, Vec<u32>> {
     tensors.keys().map(read).collect()
 }
 
-/// The state after two steps is the same on each mesh; loaded on another mesh and saved there, it
-/// has the same bits; and a run that goes on from it ends as one that was not interrupted.
+/// The state after two steps is the same on each mesh, and whether replicas divide it; loaded on
+/// another mesh and saved there, it has the same bits; and a run that goes on from it ends as one
+/// that was not interrupted.
 #[test]
 fn what_is_saved_on_one_mesh_is_loaded_on_another() {
     let _turn = crate::beside_others();
@@ -69,14 +71,18 @@ fn what_is_saved_on_one_mesh_is_loaded_on_another() {
         let mut states = Vec::new();
         for (at, first) in MESHES.into_iter().enumerate() {
             let second = MESHES[(at + 2) % MESHES.len()];
+            let [own, other] = match at % 2 {
+                0 => [StateOver::World, StateOver::Shards],
+                _ => [StateOver::Shards, StateOver::World],
+            };
             let [empty, saved, again, ended] =
                 [(); 4].map(|()| tempfile::tempdir().expect("a folder"));
-            go(recipe, first, Go { from: empty.path(), until: 2, into: saved.path() });
-            go(recipe, second, Go { from: saved.path(), until: 2, into: again.path() });
+            go(recipe, first, own, Go { from: empty.path(), until: 2, into: saved.path() });
+            go(recipe, second, other, Go { from: saved.path(), until: 2, into: again.path() });
             states.extend([tensors(saved.path()), tensors(again.path())]);
             let last = Go { from: again.path(), until: STEPS, into: ended.path() };
             assert!(
-                go(recipe, first, last) == uninterrupted,
+                go(recipe, first, own, last) == uninterrupted,
                 "{recipe:?} from {first:?} to {second:?}"
             );
         }

@@ -28,6 +28,7 @@ table!(SHARDING {
     hsdp_sharding::Error: Send Sync Unpin,
     hsdp_sharding::Flow: Send Sync Unpin,
     hsdp_sharding::FullCopies: Send Sync Unpin,
+    hsdp_sharding::StateOver: Send Sync Unpin,
     hsdp_sharding::Offload: Send Sync Unpin,
     hsdp_sharding::Gather: Send Sync Unpin,
     hsdp_sharding::Granularity: Send Sync Unpin,
@@ -147,6 +148,8 @@ table!(COMM {
     hsdp_comm::Part: Send Sync Unpin,
     hsdp_comm::PartKind: Send Sync Unpin,
     hsdp_comm::Pending<Vec<f32>>: Send Sync Unpin,
+    hsdp_comm::PendingParts<hsdp_kernels::HostBuffer>: Send Sync Unpin,
+    hsdp_comm::Ungathered<hsdp_kernels::HostBuffer>: Send Sync Unpin,
     // An output that may not be shared may still be sent, and one that may not be sent stays.
     hsdp_comm::Pending<std::cell::Cell<u8>>: Send Unpin,
     hsdp_comm::Pending<std::rc::Rc<u8>>: Unpin,

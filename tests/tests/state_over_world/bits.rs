@@ -29,9 +29,8 @@ fn trained<O: Checkpointed>(recipe: &Recipe<O>, options: &ModelOptions) -> Vec<T
 }
 
 fn compare<O: Checkpointed>(recipe: &Recipe<O>, options: &ModelOptions) {
-    let [shards, world] = StateOver::ALL.map(|state| {
-        trained(recipe, &ModelOptions { state, ..options.clone() })
-    });
+    let [shards, world] =
+        StateOver::ALL.map(|state| trained(recipe, &ModelOptions { state, ..options.clone() }));
     let context = format!(
         "{} on {}, {}, {}",
         recipe.name, options.mesh, options.accumulation, options.precision.parameters

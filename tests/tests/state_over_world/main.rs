@@ -1,5 +1,5 @@
-//! Replicas that divide the state of optimizers among them, beside replicas that each hold all of it:
-//! the same bits, the planned bytes, and gathers of slices that outlast aborted steps.
+//! Replicas that divide the state of optimizers among them, beside replicas that each hold all of
+//! it: the same bits, the planned bytes, and gathers of slices that outlast aborted steps.
 
 mod aborted;
 mod bits;

@@ -28,9 +28,13 @@ pub(crate) fn spec() -> ModelSpec {
 /// Returns units that are cut between blocks of 256 elements.
 fn in_blocks() -> ModelSpec {
     let blocks = |name: &str, shape: [usize; 2]| Param::new(name, shape).blocks(256);
-    let mixed = Unit::new("mixed").param(blocks("mixed.a", [37, 19])).param(blocks("mixed.b", [4, 5]));
+    let mixed =
+        Unit::new("mixed").param(blocks("mixed.a", [37, 19])).param(blocks("mixed.b", [4, 5]));
     let still = Unit::new("still").param(Param::new("still.weight", [5, 9]).frozen());
-    ModelSpec::new().unit(Unit::new("first").param(blocks("first", [61, 50]))).unit(mixed).unit(still)
+    ModelSpec::new()
+        .unit(Unit::new("first").param(blocks("first", [61, 50])))
+        .unit(mixed)
+        .unit(still)
 }
 
 /// An optimizer of a test.

@@ -2,8 +2,8 @@
 //! formulas.
 
 use hsdp::{
-    Accumulation, DType, Error, FullCopies, Mesh, ModelOptions, ModelSpec, Precision, Rank,
-    ShardedModel, StepOptions, World,
+    Accumulation, DType, Error, FullCopies, Mesh, ModelOptions, ModelSpec, Precision, Rank, Sgd,
+    SgdOptions, ShardedModel, StateOver, StepOptions, UnitId, World,
 };
 use hsdp_comm::{Channel, Op};
 use hsdp_sharding::{ByteCount, Flow, Traffic};
@@ -21,13 +21,19 @@ const DTYPES: [(DType, DType); 4] = [
     (DType::F32, DType::BF16),
 ];
 
+/// Returns each mode of accumulation with each division of state.
+fn modes() -> impl Iterator<Item = (Accumulation, StateOver)> {
+    let with = |accumulation| StateOver::ALL.map(|state| (accumulation, state));
+    Accumulation::ALL.into_iter().flat_map(with)
+}
+
 #[test]
 fn what_is_moved_is_what_was_planned_in_every_mode_on_every_mesh() {
-    for accumulation in Accumulation::ALL {
+    for (accumulation, state) in modes() {
         for (replicate, shard) in MESHES {
             for microbatches in 1..=4 {
-                let options =
-                    ModelOptions { accumulation, ..ModelOptions::on(mesh(replicate, shard)) };
+                let on = ModelOptions::on(mesh(replicate, shard));
+                let options = ModelOptions { accumulation, state, ..on };
                 moved_as_planned(&three_units(), &options, microbatches);
             }
         }
@@ -37,9 +43,10 @@ fn what_is_moved_is_what_was_planned_in_every_mode_on_every_mesh() {
 #[test]
 fn what_is_moved_is_what_was_planned_in_every_dtype() {
     for (parameters, wire) in DTYPES {
-        for accumulation in Accumulation::ALL {
+        for (accumulation, state) in modes() {
             let precision = Precision { parameters, wire, ..Precision::default() };
-            let options = ModelOptions { accumulation, precision, ..ModelOptions::on(mesh(2, 3)) };
+            let on = ModelOptions::on(mesh(2, 3));
+            let options = ModelOptions { accumulation, state, precision, ..on };
             moved_as_planned(&three_units(), &options, 2);
         }
     }
@@ -48,8 +55,8 @@ fn what_is_moved_is_what_was_planned_in_every_dtype() {
 #[test]
 fn what_is_moved_is_what_was_planned_for_kept_and_frozen_units() {
     for spec in [keeping_the_second(), keeping_all(), partly_frozen()] {
-        for accumulation in Accumulation::ALL {
-            let options = ModelOptions { accumulation, ..ModelOptions::on(mesh(2, 2)) };
+        for (accumulation, state) in modes() {
+            let options = ModelOptions { accumulation, state, ..ModelOptions::on(mesh(2, 2)) };
             moved_as_planned(&spec, &options, 3);
         }
     }
@@ -66,8 +73,8 @@ fn what_is_moved_is_what_was_planned_for_units_in_several_dtypes() {
                 let options = ModelOptions { full_copies, ..on.clone() };
                 moved_as_planned(&computing_in(&keeping_the_second(), &dtypes), &options, 2);
             }
-            for accumulation in Accumulation::ALL {
-                let options = ModelOptions { accumulation, ..on.clone() };
+            for (accumulation, state) in modes() {
+                let options = ModelOptions { accumulation, state, ..on.clone() };
                 moved_as_planned(&computing_in(&partly_frozen(), &dtypes), &options, 2);
             }
         }
@@ -162,7 +169,7 @@ fn step_on(
     microbatches: usize,
 ) -> Result<Measured, Error> {
     let mut model = springs::model_of(world, spec, options)?;
-    let mut sgd = hsdp::Sgd::new(&model, hsdp::SgdOptions::default());
+    let mut sgd = Sgd::new(&model, SgdOptions::default());
     let mut run = |model: &mut ShardedModel| -> Result<(), Error> {
         let mut begun = model.begin_step(step)?;
         for _ in 0..microbatches {
@@ -171,9 +178,13 @@ fn step_on(
         let gradients = begun.finish()?;
         hsdp::Optimizer::step(&mut sgd, model, gradients).map(drop)
     };
+    // The slices of an update have come when a shard can be read.
+    let whole = |model: &ShardedModel| model.shard(UnitId::new(0)).map(drop);
     run(&mut model)?;
+    whole(&model)?;
     let before = model.world().ledger();
     run(&mut model)?;
+    whole(&model)?;
     let ledger = model.world().ledger().since(&before);
 
     let flow = |channel, op| {
@@ -184,15 +195,18 @@ fn step_on(
         );
         ledger.op(channel, op)
     };
+    let over_replicas = |op| ledger.op(Channel::AllReduce, op);
     let moved = Traffic {
         all_gather: flow(Channel::Gather, Op::AllGather),
         reduce_scatter: flow(Channel::Reduce, Op::ReduceScatter),
-        all_reduce: flow(Channel::AllReduce, Op::AllReduce),
+        all_reduce: over_replicas(Op::AllReduce),
         statistics: flow(Channel::Statistics, Op::AllReduce),
-        scatter_sums: Flow::NONE,
-        gather_slices: Flow::NONE,
+        scatter_sums: over_replicas(Op::ReduceScatter),
+        gather_slices: over_replicas(Op::AllGather),
         update: Flow::NONE,
     };
+    let Traffic { all_reduce, scatter_sums, gather_slices, .. } = moved;
+    assert_eq!(all_reduce + scatter_sums + gather_slices, ledger.channel(Channel::AllReduce));
     let planned = model.plan().traffic(model.rank(), microbatches as u64);
     Ok(Measured { moved, planned, control: ledger.channel(Channel::Control) })
 }

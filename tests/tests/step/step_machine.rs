@@ -187,10 +187,10 @@ fn whatever_programs_do() {
         kinds.extend(said.iter().flatten().map(|placed| kind(placed.output)));
     }
     let expected = [
-        "(a) (g) (r) a d f g l u <headers> <samples> <replicas> <weights> <microbatch> <unit>",
-        "<interim> <statement> <batch> <mean> r:Offered:NewPartial r:Offered:Partial",
-        "r:Offered:Microbatch r:Zeros:NewPartial r:Zeros:Partial r:Zeros:Microbatch",
-        "r:Accumulated:NewPartial <no-microbatch> <no-unit> <any-unit> <no-batch>",
+        "(a) (c) (g) (h) (r) a c d f g h l u <headers> <samples> <replicas> <weights>",
+        "<microbatch> <unit> <interim> <statement> <batch> <mean> r:Offered:NewPartial",
+        "r:Offered:Partial r:Offered:Microbatch r:Zeros:NewPartial r:Zeros:Partial",
+        "r:Zeros:Microbatch r:Accumulated:NewPartial <no-microbatch> <no-unit> <any-unit> <no-batch>",
     ];
     let expected = expected.iter().flat_map(|it| it.split(' ')).map(str::to_owned).collect();
     assert_eq!(kinds, expected);

@@ -13,8 +13,8 @@ use hsdp_sharding::{Rank, UnitId};
 use super::{gather, pass, reduce, reducer, settled, tag, until};
 use crate::common::outcomes;
 
-/// The records of a world of four, each taken when its rank has done `act`. All begin together: on a busy machine the first could
-/// miss its deadline before the last has a thread.
+/// The records of a world of four, each taken when its rank has done `act`. All begin together: on
+/// a busy machine the first could miss its deadline before the last has a thread.
 fn records(options: WorldOptions, act: impl Fn(&World) + Sync) -> Vec<FlightRecord> {
     let all = Barrier::new(4);
     let records = outcomes(4, options, |world| {

@@ -39,8 +39,8 @@ fn heading(planned: &Planned) -> String {
     let name = in_one_line(name);
     format!(
         "{name}: {} parameters in {units} units on mesh {mesh}, {} ranks\n\
-         parameters {}, gradients {}, accumulation {}, microbatches {microbatches}, prefetch {}, optimizer {}, \
-         state over {}",
+         parameters {}, gradients {}, accumulation {}, microbatches {microbatches}, prefetch {}, \
+         optimizer {}, state over {}",
         grouped(parameters),
         mesh.world_size(),
         options.param_dtype,

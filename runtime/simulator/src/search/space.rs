@@ -60,8 +60,8 @@ pub(super) struct Load {
 /// The most candidates of a search: it remembers those that fit, by 40 bytes each.
 pub(super) const MOST_CANDIDATES: u64 = 1 << 21;
 
-/// The most units, parameters and slices that a search plans or computes the time of, over all plans
-/// and batches. Two cores take half a minute.
+/// The most units, parameters and slices that a search plans or computes the time of, over all
+/// plans and batches. Two cores take half a minute.
 pub(super) const MOST_PLANNED: u64 = 45_000_000;
 
 /// The work of a search, but for its simulations.

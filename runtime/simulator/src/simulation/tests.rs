@@ -12,8 +12,8 @@ use crate::host::{Action, Microbatches, Reference};
 
 const UNITS: u64 = 3;
 
-/// Times of a gather, of a reduce-scatter, of an all-reduce or a reduce-scatter of sums, of a gather
-/// of slices, and of computation on a unit in each direction.
+/// Times of a gather, of a reduce-scatter, of an all-reduce or a reduce-scatter of sums, of a
+/// gather of slices, and of computation on a unit in each direction.
 #[derive(Clone, Copy, Debug, Default)]
 struct Given {
     gather: u64,

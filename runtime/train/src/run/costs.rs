@@ -3,7 +3,7 @@
 use hsdp::memory::{self, Category, Usage};
 use hsdp::{
     ByteCount, Channel, Flow, LedgerSnapshot, MemoryPlan, Offload, Op, Rank, ShardedModel, Tag,
-    Traffic, World,
+    Traffic, Update, World,
 };
 use serde_json::{Map, Value, json};
 
@@ -22,7 +22,14 @@ pub(crate) struct PlannedAndMeasured<T> {
 pub(crate) struct Counted {
     before: Option<LedgerSnapshot>,
     steps: u64,
+    /// Steps that were not skipped.
+    applied: u64,
     received: Traffic,
+    /// Gathers of slices before the first step, and in evaluations of averages. Those of an update
+    /// outlast its step, so they are counted in the end.
+    other_slices: Option<Flow>,
+    /// Gathers of slices before the evaluation that is under way.
+    before_evaluation: Flow,
 }
 
 /// One rank's costs.
@@ -39,32 +46,66 @@ impl Counted {
     /// Begins a step.
     pub(crate) fn begin(&mut self, world: &World) {
         self.before = Some(world.ledger());
+        self.other_slices.get_or_insert_with(|| slices(world));
+    }
+
+    /// Begins an evaluation: of its gathers of slices none is counted.
+    ///
+    /// # Errors
+    /// Errors of gathers that are under way.
+    pub(crate) fn begin_evaluation(&mut self, model: &ShardedModel) -> Result<(), Failure> {
+        model.await_slices()?;
+        self.before_evaluation = slices(model.world());
+        Ok(())
+    }
+
+    /// Ends an evaluation.
+    pub(crate) fn end_evaluation(&mut self, world: &World) {
+        let other = self.other_slices.unwrap_or(self.before_evaluation);
+        self.other_slices = Some(other + since(slices(world), self.before_evaluation));
     }
 
     /// Ends a step.
-    pub(crate) fn end(&mut self, world: &World) {
+    pub(crate) fn end(&mut self, world: &World, update: &Update) {
         let Some(before) = self.before.take() else { return };
         let ledger = world.ledger().since(&before);
         // Most optimizers exchange nothing. Gradients are all-reduced on a channel of their own.
-        let update = [Op::AllToAll, Op::AllReduce].map(|op| ledger.op(Channel::Reduce, op));
+        let exchanged = [Op::AllToAll, Op::AllReduce].map(|op| ledger.op(Channel::Reduce, op));
         let step = Traffic {
             all_gather: ledger.op(Channel::Gather, Op::AllGather),
             reduce_scatter: ledger.op(Channel::Reduce, Op::ReduceScatter),
             all_reduce: ledger.op(Channel::AllReduce, Op::AllReduce),
             scatter_sums: ledger.op(Channel::AllReduce, Op::ReduceScatter),
-            gather_slices: ledger.op(Channel::AllReduce, Op::AllGather),
+            gather_slices: Flow::NONE,
             statistics: ledger.op(Channel::Statistics, Op::AllReduce),
-            update: update.into_iter().sum(),
+            update: exchanged.into_iter().sum(),
         };
         self.received = self.received + step;
         self.steps += 1;
+        self.applied += u64::from(*update == Update::Applied);
     }
 
     /// Returns the costs of this rank in the counted steps. Memory is counted by the allocator.
-    pub(crate) fn costs(&self, model: &ShardedModel, microbatches: usize) -> RankCosts {
-        let planned = model.plan().traffic(model.rank(), microbatches as u64) * self.steps;
-        let traffic = PlannedAndMeasured { planned, measured: self.received };
-        RankCosts { traffic, memory: held(model) }
+    ///
+    /// # Errors
+    /// Errors of gathers of slices that are under way.
+    pub(crate) fn costs(
+        &self,
+        model: &ShardedModel,
+        microbatches: usize,
+    ) -> Result<RankCosts, Failure> {
+        model.await_slices()?;
+        let of_step = model.plan().traffic(model.rank(), microbatches as u64);
+        // A step that is skipped updates nothing.
+        let planned = Traffic {
+            gather_slices: of_step.gather_slices * self.applied,
+            update: of_step.update * self.applied,
+            ..of_step * self.steps
+        };
+        let all = slices(model.world());
+        let other = self.other_slices.unwrap_or(all);
+        let measured = Traffic { gather_slices: since(all, other), ..self.received };
+        Ok(RankCosts { traffic: PlannedAndMeasured { planned, measured }, memory: held(model) })
     }
 }
 
@@ -127,8 +168,8 @@ impl RankCosts {
                 (name, PlannedAndMeasured { planned, measured })
             })
             .filter(|(name, flows)| {
-                let is_rare =
-                ["scatter_sums", "gather_slices", "statistics", "update"].contains(name);
+                let rare = ["scatter_sums", "gather_slices", "statistics", "update"];
+                let is_rare = rare.contains(name);
                 !is_rare || [flows.planned, flows.measured] != [Flow::NONE; 2]
             })
     }
@@ -153,6 +194,16 @@ impl RankCosts {
     }
 }
 
+/// Returns the gathers over replicas in a world so far.
+fn slices(world: &World) -> Flow {
+    world.ledger().op(Channel::AllReduce, Op::AllGather)
+}
+
+/// Returns what was counted since an earlier moment.
+fn since(now: Flow, before: Flow) -> Flow {
+    Flow { calls: now.calls - before.calls, bytes: now.bytes - before.bytes }
+}
+
 /// Checks that calls and bytes are exactly as planned on all ranks. Returns a sentence that says
 /// so.
 pub(crate) fn check_traffic(costs: &[RankCosts]) -> Result<String, Failure> {
@@ -170,22 +221,29 @@ pub(crate) fn check_traffic(costs: &[RankCosts]) -> Result<String, Failure> {
 fn held(model: &ShardedModel) -> Vec<(String, PlannedAndMeasured<ByteCount>)> {
     let plan = model.plan();
     let rank = model.rank();
-    // State and update are those of this rank, where others may have more.
-    let own = |planned: MemoryPlan, update: ByteCount| {
+    // Masters, state and update are those of this rank, where others may have more.
+    let own = |planned: MemoryPlan, update: ByteCount, masters: ByteCount| {
         let optimizer = planned.optimizer.min(plan.optimizer_state(rank));
-        MemoryPlan { optimizer, update, ..planned }
+        let shard = planned.shard.min(masters);
+        MemoryPlan { shard, optimizer, update, ..planned }
     };
     let update = plan.update(rank);
+    let masters = plan.masters(rank);
     if !model.is_on_device() {
-        return peaks(rank, &own(plan.memory(), update.extra), memory::usage);
+        return peaks(rank, &own(plan.memory(), update.extra, masters), memory::usage);
     }
     let offload = model.options().placement.offload();
     let [on_host, on_device] = match offload {
         Offload::None => update.extra_with_device,
         Offload::Optimizer | Offload::All => [update.extra, ByteCount::ZERO],
     };
-    let device = own(plan.memory_on_device(offload), on_device);
-    let host = own(plan.memory_offloaded(offload), on_host);
+    let device = own(plan.memory_on_device(offload), on_device, masters);
+    let offloaded = plan.memory_offloaded(offload);
+    let masters = match offload {
+        Offload::None | Offload::Optimizer => offloaded.shard,
+        Offload::All => plan.masters_offloaded(rank),
+    };
+    let host = own(offloaded, on_host, masters);
     let mut held = peaks(rank, &device, memory::usage_on_device);
     let host = peaks(rank, &host, memory::usage).into_iter();
     // Without offloading the host has the matrices that go from rank to rank, and the buffers.

@@ -88,6 +88,7 @@ impl Report {
             "param_dtype": options.param_dtype.to_string(),
             "reduce_dtype": options.reduce_dtype.to_string(),
             "accumulation": options.accumulation.to_string(),
+            "state_over": options.state_over.to_string(),
             "parameters": elements,
             "units": units,
             "loss": { "first": first, "last": last },

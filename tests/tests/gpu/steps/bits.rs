@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use hsdp::{
     Accumulation, DType, Error, Histograms, ModelOptions, MomentumKind, Norms, Objective, Offload,
-    Placement, Precision, StepOptions, Values,
+    Placement, Precision, StateOver, StepOptions, Values,
 };
 use hsdp_tests::support::worlds::on_ranks;
 
@@ -66,13 +66,16 @@ fn on_mesh(turn: usize, mesh: [usize; 2]) {
     for (mode, accumulation) in Accumulation::ALL.into_iter().enumerate() {
         let wire = dtypes[(turn + mode) % 3];
         let parameters = dtypes[(turn + mode / 2) % 2];
-        let options = ModelOptions {
-            accumulation,
-            precision: Precision { parameters, wire, output: None },
-            ..placed(DEVICE, mesh)
-        };
-        let trainer = TRAINERS[(3 * turn + mode) % 5];
-        compare(&options, trainer, StepOptions::microbatches(3));
+        for state in StateOver::ALL {
+            let options = ModelOptions {
+                accumulation,
+                state,
+                precision: Precision { parameters, wire, output: None },
+                ..placed(DEVICE, mesh)
+            };
+            let trainer = TRAINERS[(3 * turn + mode) % 5];
+            compare(&options, trainer, StepOptions::microbatches(3));
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
 use hsdp::memory::{self, Category};
 use hsdp::{
     AdamW, AdamWOptions, ByteCount, DType, Error, ModelSpec, Muon, MuonOptions, Offload, Param,
-    Placement, Precision, ShardedModel, State, Unit, World,
+    Placement, Precision, ShardedModel, State, StateOver, Unit, World,
 };
 use hsdp_kernels::{MatrixDType, NewtonSchulz};
 use hsdp_tests::support::models::layer;
@@ -53,7 +53,9 @@ impl Training {
         dtype: MatrixDType,
     ) -> Result<Self, Error> {
         let precision = Precision { parameters: DType::BF16, ..Precision::default() };
-        let options = hsdp::ModelOptions { precision, ..placed(placement, mesh) };
+        // Owners are of all ranks, or of a shard group.
+        let state = if mesh == [2, 2] { StateOver::World } else { StateOver::Shards };
+        let options = hsdp::ModelOptions { precision, state, ..placed(placement, mesh) };
         let model = springs::model_of(world, &spec(), &options)?;
         let newton_schulz = NewtonSchulz { dtype, ..NewtonSchulz::default() };
         let options = MuonOptions { learning_rate: RATE, newton_schulz, ..MuonOptions::default() };

@@ -3,8 +3,8 @@
 
 use hsdp::memory::{self, Category};
 use hsdp::{
-    Accumulation, ByteCount, DType, Error, ModelOptions, Offload, Param, Precision, StepOptions,
-    Unit, World,
+    Accumulation, ByteCount, DType, Error, ModelOptions, Offload, Param, Precision, StateOver,
+    StepOptions, Unit, World,
 };
 use hsdp_sharding::MemoryPlan;
 use hsdp_tests::support::models::computing_in;
@@ -27,12 +27,15 @@ fn what_is_offloaded_trains_to_the_bits_of_the_host() {
         for mesh in [[1, 1], [1, 3], [2, 2]] {
             let parameters = dtypes[turn % 3];
             let wire = dtypes[(turn + 1) % 3];
-            let options = ModelOptions {
-                accumulation: Accumulation::ALL[turn % 3],
-                precision: Precision { parameters, wire, output: None },
-                ..placed(offloading(offload), mesh)
-            };
-            compare(&options, TRAINERS[turn % 4], StepOptions::microbatches(3));
+            for state in StateOver::ALL {
+                let options = ModelOptions {
+                    accumulation: Accumulation::ALL[turn % 3],
+                    state,
+                    precision: Precision { parameters, wire, output: None },
+                    ..placed(offloading(offload), mesh)
+                };
+                compare(&options, TRAINERS[turn % 4], StepOptions::microbatches(3));
+            }
             turn += 1;
         }
     }
@@ -70,7 +73,12 @@ fn peaks(options: &ModelOptions, offload: Offload, dtypes: &[Option<DType>]) -> 
         let on_host = CATEGORIES.map(|it| memory::usage(rank, it).peak);
         let optimizer = plan.optimizer_state(rank);
         let on_host_planned = MemoryPlan { optimizer, ..plan.memory_offloaded(offload) };
-        let planned = [plan.memory_on_device(offload), on_host_planned];
+        let mut planned = [plan.memory_on_device(offload), on_host_planned];
+        // Masters are those of this rank, where others may have more.
+        match offload {
+            Offload::All => planned[1].shard = plan.masters_offloaded(rank),
+            Offload::None | Offload::Optimizer => planned[0].shard = plan.masters(rank),
+        }
         Ok([[on_device, on_host], planned.map(in_order)])
     })
 }
@@ -86,9 +94,11 @@ fn what_is_offloaded_is_on_the_host_and_not_on_the_device() {
         for (parameters, dtypes) in
             [(DType::F32, &[None][..]), (DType::BF16, &[None]), (DType::BF16, several)]
         {
-            for mesh in [[1, 1], [1, 3], [2, 2]] {
+            let on = [[1, 1], [1, 3], [2, 2]].map(|mesh| (mesh, StateOver::Shards));
+            for (mesh, state) in on.into_iter().chain([([2, 2], StateOver::World)]) {
                 let precision = Precision { parameters, ..Precision::default() };
-                let options = ModelOptions { precision, ..placed(offloading(offload), mesh) };
+                let on = placed(offloading(offload), mesh);
+                let options = ModelOptions { precision, state, ..on };
                 let peaks = peaks(&options, offload, dtypes);
                 for (rank, [measured, planned]) in peaks.into_iter().enumerate() {
                     assert_eq!(measured, planned, "{CATEGORIES:?} of rank {rank}, {options:?}");

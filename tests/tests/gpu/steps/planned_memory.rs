@@ -2,7 +2,8 @@
 
 use hsdp::memory::{self, Category};
 use hsdp::{
-    Accumulation, ByteCount, DType, ModelOptions, ModelSpec, Offload, Precision, StepOptions,
+    Accumulation, ByteCount, DType, ModelOptions, ModelSpec, Offload, Precision, StateOver,
+    StepOptions,
 };
 use hsdp_sharding::MemoryPlan;
 use hsdp_tests::support::models::computing_in;
@@ -23,7 +24,8 @@ fn peaks(spec: &ModelSpec, options: &ModelOptions) -> Vec<([ByteCount; 10], [Byt
         let measured = Category::COUNTED.map(|it| memory::usage_on_device(rank, it).peak);
         let plan = training.model.plan();
         let optimizer = plan.optimizer_state(rank);
-        let planned = MemoryPlan { optimizer, ..plan.memory_on_device(Offload::None) };
+        let shard = plan.masters(rank);
+        let planned = MemoryPlan { shard, optimizer, ..plan.memory_on_device(Offload::None) };
         Ok((measured, in_order(&planned)))
     })
 }
@@ -51,10 +53,12 @@ fn peaks_on_a_device_are_as_planned() {
             ([4, 1], DType::F16, of_model),
             ([2, 2], DType::BF16, several),
         ] {
-            for prefetch in [0, 1, 3] {
+            for (prefetch, state) in
+                [(0, StateOver::World), (1, StateOver::Shards), (3, StateOver::World)]
+            {
                 let precision = Precision { parameters, ..Precision::default() };
                 let on = placed(DEVICE, mesh);
-                let options = ModelOptions { accumulation, precision, prefetch, ..on };
+                let options = ModelOptions { accumulation, precision, prefetch, state, ..on };
                 let spec = computing_in(&spec(), dtypes);
                 for (rank, (measured, planned)) in peaks(&spec, &options).into_iter().enumerate() {
                     let names = Category::COUNTED.map(|category| category.to_string());

@@ -46,7 +46,8 @@ pub(crate) const CASE: Case = Case {
     },
 };
 
-/// Costs in multiples of a time. Units differ: the second takes twice as long as the first, and so on. Groups of odd shard groups are slower.
+/// Costs in multiples of a time. Units differ: the second takes twice as long as the first, and so
+/// on. Groups of odd shard groups are slower.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Given {
     /// In picoseconds.

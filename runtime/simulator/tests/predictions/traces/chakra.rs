@@ -100,7 +100,8 @@ fn sizes_are_those_that_a_member_puts_in() {
             |node: &&Node| (node.integer("comm_type"), node.integer("comm_size"), node.group());
         (found.len(), found.iter().map(say).next().expect("there is one"))
     };
-    // Three microbatches gather twice each, but the last unit of a forward is the first of the backward.
+    // Three microbatches gather twice each, but the last unit of a forward is the first of the
+    // backward.
     assert_eq!(of("all_gather layers.0"), (6, (ALL_GATHER, 32 * 4, 2)));
     assert_eq!(of("reduce_scatter layers.0"), (3, (REDUCE_SCATTER, 64 * 4, 2)));
     assert_eq!(of("all_reduce layers.0"), (1, (ALL_REDUCE, 32 * 4, 4)));
@@ -165,7 +166,8 @@ fn rounding_does_not_add_up() {
     let device = |it: &&Node| it.kind == COMP_NODE && !it.is_cpu_op();
     let micros: u64 =
         nodes(&prepared, Rank::new(0)).iter().filter(device).map(|it| it.duration_micros).sum();
-    // Units 1, 2 and 3 in both directions, where the backward takes twice the forward, and the loss; then norm and update.
+    // Units 1, 2 and 3 in both directions, where the backward takes twice the forward, and the
+    // loss; then norm and update.
     let multiples = 11 * (3 * (6 + 12 + 1) + 2);
     assert_eq!(micros, (multiples * 300_000 + 500_000) / 1_000_000);
 }
@@ -256,8 +258,9 @@ prop_compose! {
 }
 
 proptest! {
-    /// All members have the same collectives in the same order; the graphs take the time that the simulator says; and no rank waits forever
-    /// where one communication of a rank takes place at a time.
+    /// All members have the same collectives in the same order; the graphs take the time that the
+    /// simulator says; and no rank waits forever where one communication of a rank takes place at a
+    /// time.
     #[test]
     fn the_graphs_take_the_time_of_the_step(case in cases()) {
         check(case)?;

@@ -21,8 +21,8 @@ impl Files {
         collectives
     }
 
-    /// The microseconds until all nodes have ended, if a collective takes its duration from the time at which all members have come to it,
-    /// and only dependencies hold nodes up.
+    /// The microseconds until all nodes have ended, if a collective takes its duration from the
+    /// time at which all members have come to it, and only dependencies hold nodes up.
     pub(crate) fn time(&self) -> u64 {
         let ends = vec![BTreeMap::new(); self.ranks.len()];
         let mut graph = Graph { files: self, places: self.places(), ends, came: BTreeMap::new() };
@@ -40,8 +40,9 @@ impl Files {
         (0..self.ranks.len()).map(of_rank).collect()
     }
 
-    /// The same as ASTRA-sim's workload layer does it: a rank has one thread, one device and one communication at a time, and of the nodes
-    /// that are free, that with the lowest identifier begins. `None` if ranks wait for each other.
+    /// The same as ASTRA-sim's workload layer does it: a rank has one thread, one device and one
+    /// communication at a time, and of the nodes that are free, that with the lowest identifier
+    /// begins. `None` if ranks wait for each other.
     pub(crate) fn time_with_one_communication(&self) -> Option<u64> {
         Replay::new(self).run()
     }

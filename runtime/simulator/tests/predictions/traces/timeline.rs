@@ -167,7 +167,8 @@ fn spans_of_a_rank_add_up_to_its_shares() {
     }
 }
 
-/// Times that are no whole nanoseconds are rounded so that the end of a span is the begin of the next.
+/// Times that are no whole nanoseconds are rounded so that the end of a span is the begin of the
+/// next.
 #[test]
 fn spans_of_a_thread_do_not_overlap() {
     for unit in [1, 7, 333, 1_001, 999_999, 123_456_789] {
