@@ -63,6 +63,36 @@ fn the_parts_of_a_step_add_up() {
     assert_eq!(step["memory"]["total"], sum);
 }
 
+/// Two replicas have half of the state each, and gather updated slices.
+#[test]
+fn replicas_that_divide_state_need_less_memory() {
+    let folder = Folder::new();
+    let timeline = folder.at("step.json");
+    let step = |state| json(&[&STEP[..], &["--state-over", state, "--trace", &timeline]].concat());
+    let operations = || {
+        let text = fs::read_to_string(&timeline).expect("read");
+        let count = |name: &str| text.matches(&format!("\"name\":\"{name} ")).count();
+        ["all_reduce", "scatter_sums", "gather_slices"].map(|it| count(it) > 0)
+    };
+    let shards = step("shards");
+    assert_eq!(operations(), [true, false, false]);
+    assert_eq!(shards, json(&STEP));
+    let world = step("world");
+    assert_eq!(operations(), [false, true, true]);
+    let part = |it: &Value, name: &str| it["memory"]["parts"][name].as_f64().expect("a number");
+    for name in ["optimizer", "shard"] {
+        let ratio = part(&shards, name) / part(&world, name);
+        assert!((1.99..=2.0).contains(&ratio), "{name}: {ratio}");
+    }
+    assert_eq!(part(&world, "partial"), part(&shards, "partial"));
+    for rank in world["ranks"].as_array().expect("ranks") {
+        let shares = rank["shares"].as_object().expect("shares");
+        let sum: f64 = shares.values().filter_map(Value::as_f64).sum();
+        assert!((sum - rank["seconds"].as_f64().expect("a time")).abs() < 1e-9, "{rank}");
+        assert_eq!(shares["exposed all-reduces"], 0.0);
+    }
+}
+
 /// Otherwise this would take hours.
 #[test]
 fn ten_thousand_ranks_that_are_alike_are_simulated_as_one() {
@@ -152,6 +182,25 @@ fn the_best_of_a_search_is_what_simulate_says() {
     let mut arguments = vec!["simulate", "gpt2-small", "--machine", "a100-node"];
     arguments.extend(options.split(' '));
     assert_eq!(json(&arguments)["seconds"], best[0]["seconds"]);
+}
+
+/// Replicas that divide state need less memory than others on their mesh.
+#[test]
+fn a_search_divides_state_among_replicas() {
+    let space = ["--ranks", "2", "--machine", "two-core-cpu", "--batch-tokens", "4096"];
+    let found = json(&[&["search", "gpt2-small", "--top", "1000"], &space[..]].concat());
+    let best = found["best"].as_array().expect("a list");
+    let options = best.iter().filter_map(|it| Some((it, it["options"].as_str()?)));
+    let divided: Vec<_> = options.filter(|(_, it)| it.contains("--state-over world")).collect();
+    assert!(!divided.is_empty(), "{found}");
+    for (found, options) in divided {
+        assert!(options.starts_with("--mesh 2x1 "), "{options}");
+        let simulate = ["simulate", "gpt2-small", "--machine", "two-core-cpu"];
+        let options: Vec<&str> = options.split(' ').collect();
+        let again = json(&[&simulate[..], &options[..]].concat());
+        assert_eq!(again["seconds"], found["seconds"]);
+        assert_eq!(again["memory"]["total"], found["memory"]);
+    }
 }
 
 /// Ten results of a model on many ranks used to differ by hundredths of a percent, and by the
