@@ -207,7 +207,7 @@ fn feeds(plan: &Plan, part: &Part) -> Vec<Feed> {
             }
             feeds.push(Feed::Finish);
             if plan.divides_state() {
-                feeds.extend(plan.reductions().iter().copied().map(Feed::Updated));
+                feeds.extend(plan.update_order().map(Feed::Updated));
             }
             feeds
         }
