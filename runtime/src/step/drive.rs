@@ -353,10 +353,9 @@ impl EngineState {
         driven.inspect_err(|_| self.machine.abort()).map(drop)
     }
 
-    /// Returns the units with trainable parameters in the order in which they are updated: that of
-    /// the forward, which waits for the slices of the first one first.
+    /// Returns the units in the order of updates, which all ranks have agreed on.
     pub(crate) fn updates(&self) -> Vec<UnitId> {
-        self.machine.plan().reductions().iter().rev().copied().collect()
+        self.machine.plan().update_order().collect()
     }
 
     /// Has the slices of a unit that was updated gathered over the replicas, if these divide its

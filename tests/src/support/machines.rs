@@ -174,8 +174,8 @@ impl Member {
             Feed::EndMicrobatch => machine.end_microbatch(),
             Feed::Finish => machine.finish(),
             Feed::Update => {
-                let units = machine.plan().reductions().iter();
-                units.for_each(|unit| self.feeds.push_front(Feed::Updated(*unit)));
+                let units = machine.plan().update_order().map(Feed::Updated);
+                self.feeds = units.chain(self.feeds.drain(..)).collect();
                 Ok(())
             }
             Feed::Updated(unit) => machine.updated(unit),
