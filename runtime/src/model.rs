@@ -36,9 +36,7 @@ use crate::state::buffers::ModelBuffers;
 use crate::state::context::{Context, ErrorSite, ModelId};
 use crate::state::control;
 use crate::state::events::Event;
-use crate::state::lock::StateGuard;
 use crate::state::shard::Shard;
-use crate::step::drive::EngineState;
 use crate::step::engine::Engine;
 use crate::step::{NextStep, Step};
 
@@ -294,25 +292,33 @@ impl ShardedModel {
     ///
     /// # Errors
     /// [`Error::Kernel`] if there is no memory for a copy; [`Error::Device`](Error) if the
-    /// parameters lie on a device that fails; [`Error::Comm`] if a gather of slices fails.
+    /// parameters lie on a device that fails; [`Error::Misuse`] if slices were lost, because
+    /// another rank has ended the epoch of their gathers ([`await_slices`](Self::await_slices)).
     ///
     /// # Panics
     /// If the model has no such unit.
     pub fn shard(&self, unit: UnitId) -> Result<Arc<Vec<f32>>, Error> {
-        let state = self.engine.whole_shards()?;
-        state.shards[unit.index()].in_f32(self.engine.context.site("shard", state.next_step))
+        let (state, are_whole) = self.engine.settled_shards()?;
+        let context = &self.engine.context;
+        if !are_whole {
+            let what = "the slices of the last update were lost with an epoch that has ended: \
+                        `await_slices` gathers them again, on all ranks, as the next step does";
+            return Err(context.misuse("shard", state.next_step, what.to_owned()));
+        }
+        state.shards[unit.index()].in_f32(context.site("shard", state.next_step))
     }
 
     /// Waits until the shards are whole: with [`StateOver::World`](crate::StateOver::World)
     /// replicas gather slices after an update, while the program goes on. The next forward waits
     /// for the slices of each unit, so a program needs this call only to measure time or bytes.
     ///
-    /// Collective over the replicate group if a step was aborted since the update.
+    /// Collective over the world, outside of steps, if replicas divide state: one exchange of a
+    /// word. If a rank has lost slices, all ranks gather all of them again.
     ///
     /// # Errors
-    /// [`Error::Comm`] if a gather of slices fails; [`Error::Misuse`] within a step.
+    /// [`Error::Comm`] if the exchange or a gather fails; [`Error::Misuse`] within a step.
     pub fn await_slices(&self) -> Result<(), Error> {
-        self.whole_shards().map(drop)
+        self.engine.await_slices()
     }
 
     /// Returns all parameters in full, and all [buffers](Param::buffer), in f32, row-major, by
@@ -327,7 +333,7 @@ impl ShardedModel {
     /// [`Error::Device`](Error) if the parameters lie on a device that fails.
     pub fn full_parameters(&self) -> Result<BTreeMap<String, Vec<f32>>, Error> {
         let context = &self.engine.context;
-        let state = self.whole_shards()?;
+        let (state, _) = self.engine.settled_shards()?;
         let shards = state.shards.clone();
         let step = state.next_step;
         let name = |id: BufferId| context.plan.spec()[id].name.clone();
@@ -464,7 +470,7 @@ impl ShardedModel {
         add: impl Fn(&mut [T], &[f32]),
     ) -> Result<Vec<T>, Error> {
         let context = &self.engine.context;
-        let state = self.whole_shards()?;
+        let (state, _) = self.engine.settled_shards()?;
         let shards = state.shards.clone();
         let step = state.next_step;
         drop(state);
@@ -529,25 +535,18 @@ impl ShardedModel {
         self.engine.context.site(operation, self.committed_steps())
     }
 
-    /// Waits for the state, and until the shards are whole. A failure is told to the other ranks.
-    fn whole_shards(&self) -> Result<StateGuard<'_, EngineState>, Error> {
-        let step = self.engine.state().next_step;
-        control::between_steps(self.world(), step, || self.engine.whole_shards())
-    }
-
     /// Checks that the parameters have their own values, and that no step works with them, and
-    /// waits until the shards are whole.
+    /// takes their buffers back from gathers of slices.
     ///
     /// # Errors
     /// [`Error::Misuse`] within a step, or while its gradients exist: they belong to the present
-    /// values of the parameters; inside [`with_shards`](Self::with_shards). Errors of the gathers
-    /// of slices.
+    /// values of the parameters; inside [`with_shards`](Self::with_shards).
     pub(crate) fn check_between_steps(&self, operation: &'static str) -> Result<(), Error> {
         let state = self.engine.state();
         self.engine.check_own_shards(&state, operation)?;
         if !state.is_in_step() && !state.has_gradients_out() {
             drop(state);
-            return self.engine.whole_shards().map(drop);
+            return self.engine.settled_shards().map(drop);
         }
         let what = "a step is under way, or its gradients still exist: first apply the gradients \
                     with an optimizer, or drop them";

@@ -37,6 +37,17 @@ pub(crate) struct StepHeader {
     /// The digest of the rank's samples, if it names them. The header has a flag for it; the next
     /// exchange carries the digest. May differ between ranks.
     pub(crate) samples: Option<Samples>,
+    /// The gathers of the last update's slices. May differ between ranks.
+    pub(crate) slices: SlicesSay,
+}
+
+/// What a rank says of the gathers of the last update's slices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SlicesSay {
+    /// They are complete, or under way in the epoch of the record.
+    Gathered,
+    /// Some are lost, or were not issued.
+    Lost,
 }
 
 /// The result of the headers of all ranks.
@@ -56,6 +67,7 @@ const EXHAUSTED: u64 = 1;
 const ENDS: u64 = 2;
 const SHUTDOWN: u64 = 4;
 const NAMES_SAMPLES: u64 = 8;
+const LOST_SLICES: u64 = 16;
 const UNKNOWN: u64 = u64::MAX;
 const MICROBATCHES: usize = 3;
 const HINT: usize = WORDS - 1;
@@ -74,7 +86,11 @@ impl StepHeader {
                     Shutdown::NotAsked => 0,
                     Shutdown::Asked => SHUTDOWN,
                 }
-                | self.samples.map_or(0, |_| NAMES_SAMPLES),
+                | self.samples.map_or(0, |_| NAMES_SAMPLES)
+                | match self.slices {
+                    SlicesSay::Gathered => 0,
+                    SlicesSay::Lost => LOST_SLICES,
+                },
             self.step,
             self.committed,
             microbatches.map_or(UNKNOWN, |count| count as u64),
@@ -101,6 +117,7 @@ impl StepHeader {
             ending: ending.map(|(rank, _)| rank).collect(),
             weight_hint: all().map(|header| header[HINT]).max().unwrap_or(0),
             names_samples: all().any(|header| header[0] & NAMES_SAMPLES != 0),
+            gathers_again: all().any(|header| header[0] & LOST_SLICES != 0),
         };
         Ok(Agreed { headers, shutdown: all().map(shutdown).max().unwrap_or_default() })
     }
@@ -281,6 +298,7 @@ mod tests {
             intent: Intent::Step { microbatches: Some(4), input: Input::Ready },
             shutdown: Shutdown::NotAsked,
             samples: None,
+            slices: SlicesSay::Gathered,
         }
     }
 

@@ -1,5 +1,7 @@
 //! Loading: each rank reads its own elements, and either all ranks take them or none does.
 
+use std::collections::BTreeMap;
+
 use hsdp_checkpoint::{Generation, OptimizerHead, TrainingHead};
 use hsdp_kernels::memory::{self, Category};
 use hsdp_sharding::{ParamId, Rank, Role, UnitId};
@@ -9,7 +11,6 @@ use super::portions::{self, Portion};
 use super::settings::{Content, Resumed};
 use super::together::{Failed, JointOperation, OpenedLines, Undone};
 use super::{differences, frozen, options};
-use crate::agree::comparison::Updated;
 use crate::error::Error;
 use crate::model::{ShardedModel, export};
 use crate::options::precision::LossScaling;
@@ -190,6 +191,8 @@ impl Checkpoints {
         step: u64,
         read: impl FnOnce(SavedState<'_>) -> Result<(LoadedState, T), Problem> + Send,
     ) -> Result<(Resumed, T), Undone> {
+        // The load may keep parameters that the checkpoint lacks.
+        model.engine.await_slices()?;
         let generation = self.open_step(model, step)?;
         let saved = SavedState {
             context: &model.engine.context,
@@ -318,21 +321,26 @@ fn compare_lacking(
     }
     let shards = model.engine.state().shards.clone();
     let site = together.site();
-    let whole = control::between_steps(&context.world, site.step, || {
-        let lacking = |unit: UnitId| {
-            let mut params = context.plan.spec().params();
-            params.any(|(id, _)| id.unit == unit && fitting.lacks(id))
-        };
-        let units = context.plan.spec().unit_ids().zip(&shards);
-        let whole = units.map(|(unit, shard)| match lacking(unit) && shard.divides_masters() {
-            true => Ok(HostShard::of_masters(export::whole_masters(site, unit, shard)?)),
-            false => shard.on_host(site),
-        });
-        whole.collect::<Result<Vec<_>, _>>()
-    })?;
+    let lacks = |unit: UnitId| {
+        let mut params = context.plan.spec().params();
+        params.any(|(id, _)| id.unit == unit && fitting.lacks(id))
+    };
+    // Replicas that divide masters gather those that the checkpoint lacks.
+    let divided = |unit: &UnitId| shards[unit.index()].divides_masters() && lacks(*unit);
+    let gather = |unit: UnitId| {
+        let whole = export::whole_masters(site, unit, &shards[unit.index()])?;
+        Ok((unit, HostShard::of_masters(whole)))
+    };
+    let gathered: BTreeMap<UnitId, HostShard> =
+        control::between_steps(&context.world, site.step, || {
+            context.plan.spec().unit_ids().filter(divided).map(gather).collect()
+        })?;
+    let kept = |unit: UnitId| match gathered.get(&unit) {
+        Some(whole) => Ok(whole.clone()),
+        None => shards[unit.index()].on_host(site),
+    };
     let parts = together.run(|| {
         let is_frozen = |id: ParamId| context.plan.spec()[id].role == Role::Frozen;
-        let kept = |unit: UnitId| Ok(whole[unit.index()].clone());
         let all = frozen::part(site, kept, |id| fitting.lacks(id))?;
         let frozen = frozen::part(site, kept, |id| fitting.lacks(id) && is_frozen(id))?;
         Ok([all, frozen])
@@ -405,7 +413,7 @@ fn take_tensors(model: &ShardedModel, parameters: Vec<Shard>, buffers: &[f32]) {
     }
     state.buffers.set_all(buffers);
     state.loads += 1;
-    (state.half_updated, state.updated) = (None, Updated::default());
+    state.forget_update();
     model.updates.lock().moved = None;
     state.kept.forgive();
 }

@@ -28,14 +28,15 @@ pub(crate) fn full_parameters(
 }
 
 /// Returns a unit's shard in f32, with the masters of all replicas: another handle to it, or a
-/// copy. Collective over the replicas if each has the masters of its slice alone.
+/// copy. Collective over the replicas if these divide state: each has its slice alone for sure.
 pub(crate) fn whole_masters(
     site: ErrorSite<'_>,
     unit: UnitId,
     shard: &Shard,
 ) -> Result<Arc<Vec<f32>>, Error> {
     let parameters = shard.in_f32(site)?;
-    if !shard.divides_masters() {
+    let plan = &site.context.plan;
+    if !plan.divides_state() || !plan.spec()[unit].is_trainable() {
         return Ok(parameters);
     }
     let tag = site.context.tag(Some(unit), Stage::Export, site.step, 0);

@@ -87,7 +87,7 @@ impl Ema {
         // A copy that fails on one rank alone takes a number there too.
         let number = model.updates.lock().averages.next_number();
         let average = {
-            let state = model.engine.whole_shards()?;
+            let (state, _) = model.engine.settled_shards()?;
             let site = model.engine.context.site("Ema::new", state.next_step);
             Average::copy_of(site, &state.shards, &state.buffers, decay)?
         };

@@ -122,10 +122,11 @@ impl ShardedModel {
     }
 }
 
-/// Returns the world, if other ranks wait for this one in an update by these optimizers.
+/// Returns the world, if other ranks wait for this one in an update by these optimizers, or for its
+/// slices.
 fn waiting<'a>(context: &'a Context, optimizers: &[Selected<'_>]) -> Option<&'a World> {
     let is_collective = optimizers.iter().any(|(optimizer, _)| optimizer.is_collective());
-    is_collective.then_some(&context.world)
+    (is_collective || context.plan.divides_state()).then_some(&context.world)
 }
 
 /// Runs a part of an update before anything changes. A rank that fails notifies the ranks that
@@ -179,7 +180,7 @@ impl<'a> UpdatePass<'a> {
         if self.gradients.verdict != Verdict::Apply {
             return Ok(());
         }
-        state.begin_update(self.gradients, lines);
+        state.begin_update(self.context.world.epoch(), self.gradients, lines);
         for (index, (optimizer, _)) in optimizers.iter_mut().enumerate() {
             optimizer.begin(&self.updating(&state.shards, index));
         }

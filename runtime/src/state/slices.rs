@@ -95,6 +95,24 @@ impl SliceGathers {
         error.map_or(Ok(()), |error| Err(error.into()))
     }
 
+    /// Waits for all gathers, and gives the buffers back to their shards, also those of gathers that
+    /// have failed. Returns whether none has failed.
+    ///
+    /// # Errors
+    /// If another thread still uses a buffer after the deadline of the world.
+    pub(crate) fn settle(&mut self, shards: &mut [Shard]) -> Result<bool, Error> {
+        let mut are_complete = true;
+        while let Some((unit, _)) = self.0.first_key_value() {
+            let unit = *unit;
+            let shard = &mut shards[unit.index()];
+            if self.wait(unit, shard).is_err() {
+                are_complete = false;
+                self.take(unit, shard, LentInput::reclaim, LentInput::reclaim)?;
+            }
+        }
+        Ok(are_complete)
+    }
+
     /// Returns whether the gather of a unit is complete or has failed.
     pub(crate) fn is_over(&self, unit: UnitId) -> bool {
         self.0.get(&unit).is_none_or(|lent| match lent {

@@ -4,7 +4,7 @@
 use std::mem;
 use std::sync::Arc;
 
-use hsdp_comm::{Stage, Tag};
+use hsdp_comm::{Error as CommError, Stage, Tag};
 use hsdp_kernels::cuda::Seen;
 use hsdp_sharding::step::{
     Conclusion, EvaluationKind, Exchange, Intent, NextUnit, Operation, Output, Refused,
@@ -15,7 +15,7 @@ use hsdp_sharding::{BufferRule, Param, ParamId, Rank, UnitId};
 use crate::agree::agreement::{Agreement, EvaluationEnd, EvaluationTotals, Interim, Statement};
 use crate::agree::buffers::{BufferAgreement, BufferDifference, BufferWords, DifferenceFound};
 use crate::agree::comparison::{LastUpdate, Updated};
-use crate::agree::header::{Agreed, StepHeader};
+use crate::agree::header::{Agreed, SlicesSay, StepHeader};
 use crate::agree::{agreement, buffers, comparison, header, unit_use};
 use crate::error::Error;
 use crate::options::divide::exponent_of;
@@ -76,8 +76,8 @@ pub(crate) struct EngineState {
     pub(super) reductions: UnitReductions,
     /// Gathers of slices, which outlast steps.
     slices: SliceGathers,
-    /// Epoch of the world in which the machine was driven last.
-    epoch: u64,
+    /// How far the gathers of the last update are.
+    update: UpdateSlices,
     pub(super) statistics: StatisticsSums,
     /// The source of the sums of a step. Gradients return the sums to it.
     pub(crate) kept: Arc<SumsPool>,
@@ -89,6 +89,17 @@ pub(crate) struct EngineState {
     pub(super) step: Option<StepState>,
     /// The evaluation that is under way.
     pub(super) evaluation: Option<EvaluationState>,
+}
+
+/// How far the gathers of the slices of the last update are on this rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum UpdateSlices {
+    /// All ranks have all slices, or replicas divide no state.
+    Whole,
+    /// All gathers were issued in this epoch of the world.
+    Issued { epoch: u64 },
+    /// Some were not issued, or have failed.
+    Lost,
 }
 
 /// A step while it begins, or the end of the run in its place.
@@ -133,7 +144,7 @@ impl EngineState {
             gathers: UnitGathers::default(),
             reductions: UnitReductions::new(context),
             slices: SliceGathers::default(),
-            epoch: context.world.epoch(),
+            update: UpdateSlices::Whole,
             statistics: StatisticsSums::default(),
             kept: Arc::default(),
             attempt: None,
@@ -212,12 +223,19 @@ impl EngineState {
 
     /// Begins the update of the last step, if all ranks have agreed on one, and notes its options.
     /// Until [`commit`](Self::commit) some parameters may be updated, and others not.
-    pub(crate) fn begin_update(&mut self, gradients: &Gradients, options: String) {
+    pub(crate) fn begin_update(&mut self, epoch: u64, gradients: &Gradients, options: String) {
         if gradients.verdict == Verdict::Apply {
+            self.update = UpdateSlices::Issued { epoch };
             let clipped = &gradients.clipping.lines;
             self.updated.note(self.next_step, options, gradients.max_norm, clipped);
             self.half_updated = Some(gradients.step);
         }
+    }
+
+    /// Forgets the last update, since all ranks have replaced all parameters.
+    pub(crate) fn forget_update(&mut self) {
+        (self.half_updated, self.updated) = (None, Updated::default());
+        self.update = UpdateSlices::Whole;
     }
 
     /// Counts the last step as committed, and its update as applied if the ranks agreed to apply
@@ -242,11 +260,6 @@ impl EngineState {
     ) -> Result<Option<Full>, Error> {
         let mut handed = None;
         let mut has_agreed = false;
-        let epoch = context.world.epoch();
-        if mem::replace(&mut self.epoch, epoch) != epoch {
-            // Gathers of slices may have ended with the epoch that this rank was in.
-            self.machine.lose_slices();
-        }
         while let Some(output) = self.machine.poll() {
             let at = self.place();
             match output {
@@ -278,11 +291,7 @@ impl EngineState {
                     self.note_complete(context)?;
                 }
                 Output::GatherSlices(unit) => {
-                    let shards = self.own_shards.as_mut().unwrap_or(&mut self.shards);
-                    let site = context.site("gather of slices", self.next_step);
-                    let tag = context.tag_of_slices(unit, self.next_step);
-                    context.events.push(Event::GatherSlices { unit });
-                    self.slices.issue(site, tag, unit, &mut shards[unit.index()])?;
+                    self.outside_of_steps(context, |this| this.gather_slices(context, unit))?;
                 }
                 Output::Fold(unit) => self.reductions.fold(context, at, unit)?,
                 Output::Await(operation) | Output::Follow(operation) => {
@@ -312,10 +321,10 @@ impl EngineState {
             Operation::ReduceScatter(unit)
             | Operation::AllReduce(unit)
             | Operation::ScatterSums(unit) => self.reductions.wait(context, unit)?,
-            Operation::GatherSlices(unit) => {
-                let shards = self.own_shards.as_mut().unwrap_or(&mut self.shards);
-                self.slices.wait(unit, &mut shards[unit.index()])?;
-            }
+            Operation::GatherSlices(unit) => self.outside_of_steps(context, |this| {
+                let shards = this.own_shards.as_mut().unwrap_or(&mut this.shards);
+                this.slices.wait(unit, &mut shards[unit.index()])
+            })?,
         }
         self.machine.done(operation).expect("the machine waits for it");
         Ok(())
@@ -338,14 +347,89 @@ impl EngineState {
         self.wait(context, at, watched)
     }
 
-    /// Waits until the shards are whole, outside of a step: for the slices of the last update.
+    /// Issues the gather of a unit's slices.
+    fn gather_slices(&mut self, context: &Context, unit: UnitId) -> Result<(), Error> {
+        let shards = self.own_shards.as_mut().unwrap_or(&mut self.shards);
+        let site = context.site("gather of slices", self.next_step);
+        let tag = context.tag_of_slices(unit, self.next_step);
+        context.events.push(Event::GatherSlices { unit });
+        self.slices.issue(site, tag, unit, &mut shards[unit.index()])
+    }
+
+    /// Runs a part of the work on slices. A failure is told to the other ranks, in a step or an
+    /// evaluation by its owner.
+    fn outside_of_steps(
+        &mut self,
+        context: &Context,
+        part: impl FnOnce(&mut Self) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        match self.attempt {
+            Some(_) => part(self),
+            None => control::between_steps(&context.world, self.next_step, || part(self)),
+        }
+    }
+
+    /// Returns what this rank says of the gathers of the last update.
+    fn slices_say(&self, context: &Context) -> SlicesSay {
+        match self.update {
+            UpdateSlices::Whole => SlicesSay::Gathered,
+            UpdateSlices::Issued { epoch } if epoch == context.world.epoch() => SlicesSay::Gathered,
+            UpdateSlices::Issued { .. } | UpdateSlices::Lost => SlicesSay::Lost,
+        }
+    }
+
+    /// Takes the buffers of shards back from gathers of slices, for reads of this rank's slices. Waits
+    /// for gathers that are under way, and for no other rank's call. Returns whether the shards are
+    /// whole.
     ///
     /// # Errors
-    /// Errors of the gathers, which are issued again later.
+    /// If another thread still uses a buffer after the deadline of the world.
+    pub(super) fn settle_slices(&mut self, context: &Context) -> Result<bool, Error> {
+        let shards = self.own_shards.as_mut().unwrap_or(&mut self.shards);
+        if !self.slices.settle(shards)? {
+            self.update = UpdateSlices::Lost;
+        }
+        Ok(match self.update {
+            UpdateSlices::Whole => true,
+            // A device may have issued a gather that its epoch has ended.
+            UpdateSlices::Issued { epoch } => {
+                !context.issues_in_one_order() || epoch == context.world.epoch()
+            }
+            UpdateSlices::Lost => false,
+        })
+    }
+
+    /// Has slices gathered once more if a rank has lost some. Collective over the world.
+    ///
+    /// # Errors
+    /// Errors of an all-gather, and of gathers.
+    pub(super) fn agree_on_slices(&mut self, context: &Context) -> Result<(), Error> {
+        if !context.plan.divides_state() {
+            return Ok(());
+        }
+        let operation = "gather of slices";
+        let tag = context.tag(None, Stage::GatherSlices, self.next_step, 0);
+        let is_lost = u64::from(self.slices_say(context) == SlicesSay::Lost);
+        let any = |said: &[u64]| said.iter().any(|said| *said != 0);
+        if !context.control.exchange(tag, [is_lost], any)? {
+            return Ok(());
+        }
+        self.update = UpdateSlices::Issued { epoch: context.world.epoch() };
+        let asked = self.machine.gather_again();
+        asked.map_err(|refused| self.refused(context, operation, refused))?;
+        let driven = self.drive(context, operation);
+        driven.inspect_err(|_| self.machine.abort()).map(drop)
+    }
+
+    /// Waits until the shards are whole, outside of a step. Collective over the world.
+    ///
+    /// # Errors
+    /// Errors of [`agree_on_slices`](Self::agree_on_slices).
     pub(super) fn await_slices(&mut self, context: &Context) -> Result<(), Error> {
         if !context.plan.divides_state() {
             return Ok(());
         }
+        self.agree_on_slices(context)?;
         let operation = "gather of slices";
         let asked = self.machine.await_slices();
         asked.map_err(|refused| self.refused(context, operation, refused))?;
@@ -359,29 +443,26 @@ impl EngineState {
     }
 
     /// Has the slices of a unit that was updated gathered over the replicas, if these divide its
-    /// state. If the communication fails, because another rank has ended the epoch or the world,
-    /// the update goes on, and the gather is issued later: the next call has the error of a world
-    /// that is over.
+    /// state. If another rank has ended the epoch or the world, the update goes on without gathers:
+    /// the next call has that error, and the slices are gathered where a step or an evaluation
+    /// begins.
     ///
     /// # Errors
-    /// Errors of this rank alone.
+    /// Errors of this rank alone, which end the world: the others wait for its slices.
     pub(crate) fn share_updated(&mut self, context: &Context, unit: UnitId) -> Result<(), Error> {
-        if !context.plan.divides_state() {
+        if !context.plan.divides_state() || self.update == UpdateSlices::Lost {
             return Ok(());
         }
-        let operation = "optimizer step";
-        let issued = control::between_steps(&context.world, self.next_step, || {
-            let asked = self.machine.updated(unit);
-            asked.map_err(|refused| self.refused(context, operation, refused))?;
-            self.drive(context, operation)
-        });
-        match issued {
-            Err(error @ Error::Comm(_)) => {
-                self.machine.abort();
-                tracing::debug!(unit = unit.index(), %error, "slices are gathered later");
+        let asked = self.machine.updated(unit);
+        asked.map_err(|refused| self.refused(context, "optimizer step", refused))?;
+        let output = self.machine.poll();
+        debug_assert_eq!(output, Some(Output::GatherSlices(unit)), "nothing else is due");
+        match self.gather_slices(context, unit) {
+            Err(Error::Comm(CommError::World(_) | CommError::StepAborted { .. })) => {
+                self.update = UpdateSlices::Lost;
                 Ok(())
             }
-            issued => issued.map(drop),
+            issued => issued,
         }
     }
 
@@ -536,6 +617,7 @@ impl EngineState {
             intent,
             shutdown: options.shutdown,
             samples: options.samples,
+            slices: self.slices_say(context),
         };
         self.opening = Some(OpeningStep { header, agreed: None });
         let driven = self.drive(context, "begin_step");
@@ -556,6 +638,9 @@ impl EngineState {
         let agreed = context.control.exchange(tag, header.encode(), StepHeader::agree)?;
         let agreed = agreed.map_err(|error| comparison::in_detail(context, last, error))?;
         let headers = agreed.headers.clone();
+        if headers.gathers_again {
+            self.update = UpdateSlices::Issued { epoch: context.world.epoch() };
+        }
         opening.agreed = Some(agreed);
         Ok(Conclusion::Headers(headers))
     }
@@ -619,6 +704,8 @@ impl EngineState {
         let decode = |said: &[u64]| Agreement::decode(said, ranks, context.plan.spec());
         let agreement = context.control.exchange_in_step(tag, statement.words(), decode)?;
         context.check_operations(agreement.operations())?;
+        // Each rank has gathered each unit in the step.
+        self.update = UpdateSlices::Whole;
         let buffers = agreement.buffers(context.plan.spec());
         step.agreed = Some(AgreedStep { grad_shards, agreement });
         self.agree_on_buffers(context, tag, buffers)?;

@@ -471,15 +471,32 @@ impl Engine {
         half_updated.map_or(Ok(()), |step| Err(self.end_half_updated(step)))
     }
 
-    /// Waits for the state, and until the shards are whole, outside of a step: replicas that divide
-    /// optimizer state may still gather the slices of the last update.
+    /// Waits for the state, and takes the buffers of shards back from gathers of slices, so that this
+    /// rank's slices can be read. Returns also whether the shards are whole. Not collective.
     ///
     /// # Errors
-    /// Errors of these gathers; [`Error::Misuse`] in a step.
-    pub(crate) fn whole_shards(&self) -> Result<StateGuard<'_, EngineState>, Error> {
+    /// The end of the world, if an update of slices has stopped in its middle.
+    pub(crate) fn settled_shards(&self) -> Result<(StateGuard<'_, EngineState>, bool), Error> {
         let mut state = self.state();
-        state.await_slices(&self.context)?;
-        Ok(state)
+        if let Some(half) = state.half_updated.filter(|_| self.context.plan.divides_state()) {
+            return Err(self.end_half_updated(half));
+        }
+        let are_whole = state.settle_slices(&self.context)?;
+        Ok((state, are_whole))
+    }
+
+    /// Waits for the state, and until the shards are whole, outside of a step. Collective over the
+    /// world if replicas divide state.
+    ///
+    /// # Errors
+    /// Errors of the exchange and of gathers of slices; [`Error::Misuse`] in a step; the end of the
+    /// world, if an update of slices has stopped in its middle.
+    pub(crate) fn await_slices(&self) -> Result<(), Error> {
+        let mut state = self.state();
+        if let Some(half) = state.half_updated.filter(|_| self.context.plan.divides_state()) {
+            return Err(self.end_half_updated(half));
+        }
+        state.await_slices(&self.context)
     }
 
     /// Waits for the state, if no step is under way, and the last update has ended. A step that was
@@ -587,6 +604,7 @@ impl Engine {
     /// Begins an evaluation. Not collective.
     pub(crate) fn begin_evaluation(&self, kind: EvaluationKind) -> Result<OpenedEvaluation, Error> {
         let mut state = self.state_between_steps("evaluation")?;
+        state.agree_on_slices(&self.context)?;
         state.machine.evaluate(kind).expect("no step is under way");
         state.evaluations += 1;
         self.context.world.set_step(state.next_step);

@@ -107,6 +107,7 @@ impl EvaluationCourse {
             | Goal::Loss
             | Goal::Gradients(_)
             | Goal::Slices(_)
+            | Goal::SlicesAgain
             | Goal::WholeShards => None,
         }
     }

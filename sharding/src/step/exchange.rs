@@ -129,6 +129,8 @@ pub struct Headers {
     pub weight_hint: u64,
     /// Whether a rank names its samples, which are compared then.
     pub names_samples: bool,
+    /// Whether a rank has lost a gather of slices: then all ranks gather all slices once more.
+    pub gathers_again: bool,
 }
 
 impl Headers {

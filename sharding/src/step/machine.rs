@@ -318,8 +318,20 @@ impl StepMachine {
         Ok(())
     }
 
-    /// Needs whole shards outside of a step. Collective over the replicate group, if gathers of
-    /// slices were lost with an aborted step.
+    /// Has the slices of all units gathered once more, outside of a step: gathers of the last
+    /// update were lost on a rank, and all ranks know it. Collective over the replicate group. Where
+    /// a step begins, the headers say so ([`Headers::gathers_again`](super::Headers)).
+    ///
+    /// # Errors
+    /// [`Refused::OutOfTurn`].
+    pub fn gather_again(&mut self) -> Result<(), Refused> {
+        self.check_between("gather_again")?;
+        self.orders.gather_again();
+        self.goal = Goal::SlicesAgain;
+        Ok(())
+    }
+
+    /// Needs whole shards outside of a step: waits for the gathers of slices that are under way.
     ///
     /// # Errors
     /// [`Refused::OutOfTurn`].
@@ -344,13 +356,7 @@ impl StepMachine {
         self.goal = Goal::Nothing;
         self.awaits = None;
         self.orders.forget();
-        self.orders.slices.lose();
-    }
-
-    /// Notes that gathers of slices may be lost, on this rank or another: all that not every rank
-    /// is known to have completed are issued again, before the next output.
-    pub fn lose_slices(&mut self) {
-        self.orders.slices.lose();
+        self.orders.slices.abort();
     }
 
     fn check_idle(&self, input: &'static str) -> Result<(), Refused> {
@@ -393,7 +399,7 @@ impl StepMachine {
     /// Returns the next output to the goal.
     fn next(&mut self) -> Option<Output> {
         if self.goal != Goal::Nothing
-            && let Some(output) = self.orders.slices.issue_lost()
+            && let Some(output) = self.orders.slices.issue_again()
         {
             return Some(output);
         }
@@ -491,7 +497,6 @@ impl StepMachine {
             }
             MachineState::Step(_) if exchange == Exchange::Statement => {
                 orders.settle();
-                orders.slices.confirm();
                 *state = MachineState::Between;
             }
             MachineState::Evaluation(_) if exchange == Exchange::Mean => {

@@ -62,6 +62,12 @@ impl PlanOrders {
         Self { rules, slices, declared, found: None, settled }
     }
 
+    /// Has the slices of all units gathered once more.
+    pub(super) fn gather_again(&mut self) {
+        let plan = Arc::clone(&self.current().plan);
+        self.slices.gather_again(plan.update_order());
+    }
+
     /// Returns the order of the next operation.
     pub(super) fn current(&self) -> &Arc<PlanOrder> {
         self.known().unwrap_or(&self.declared)

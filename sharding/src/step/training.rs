@@ -49,7 +49,7 @@ impl StepOpening {
     pub(super) fn conclude(
         &mut self,
         conclusion: Conclusion,
-        orders: &PlanOrders,
+        orders: &mut PlanOrders,
     ) -> Result<Option<Course>, Refused> {
         if let Conclusion::Headers(headers) = conclusion {
             self.headers = headers;
@@ -69,11 +69,16 @@ impl StepOpening {
             _ if !ending.is_empty() => {
                 Err(Refused::UnevenEnds { ending: ending.clone(), ready: supply.ready.clone() })
             }
-            Some(Course::Goes) if orders.rules.compares_replicas(self.begin.step) => {
-                self.stage = OpeningStage::Replicas;
-                Ok(None)
+            Some(Course::Goes) => {
+                if self.headers.gathers_again {
+                    orders.gather_again();
+                }
+                if orders.rules.compares_replicas(self.begin.step) {
+                    self.stage = OpeningStage::Replicas;
+                    return Ok(None);
+                }
+                Ok(Some(Course::Goes))
             }
-            Some(Course::Goes) => Ok(Some(Course::Goes)),
             None => Err(Refused::UnevenInputs { microbatch: None, supply: supply.clone() }),
         }
     }
@@ -323,7 +328,7 @@ impl StepCourse {
     /// Returns the next output to the goal; `None` if it is answered.
     pub(super) fn next(&mut self, goal: Goal, orders: &mut PlanOrders) -> Option<Output> {
         match goal {
-            Goal::Begin | Goal::Slices(_) | Goal::WholeShards => None,
+            Goal::Begin | Goal::Slices(_) | Goal::SlicesAgain | Goal::WholeShards => None,
             // A reduction over the replicas may have become ready, or a gather ahead.
             Goal::Nothing => {
                 self.reduce_next(orders).or_else(|| self.gathers.prefetch_next(orders))

@@ -46,6 +46,7 @@ pub(crate) enum Call {
     EndEvaluation,
     Updated(UnitId),
     AwaitSlices,
+    GatherAgain,
 }
 
 /// The channels in which a rank issues operations.
@@ -112,6 +113,8 @@ pub(crate) struct World {
     pub(crate) overflows: bool,
     /// Whether rank 0 names its samples.
     pub(crate) names_samples: bool,
+    /// Whether gathers of slices may be lost, since the ranks have aborted something.
+    lost: bool,
 }
 
 impl World {
@@ -143,6 +146,7 @@ impl World {
             weight_hint: 0,
             overflows: false,
             names_samples: false,
+            lost: false,
         }
     }
 
@@ -151,11 +155,26 @@ impl World {
     /// # Errors
     /// The words of all ranks, if they are stuck, or issue different operations.
     pub(crate) fn run(&mut self, scripts: Vec<Vec<Call>>) -> Result<(), String> {
-        for (member, script) in self.members.iter_mut().zip(scripts) {
+        self.load(scripts);
+        self.run_on()
+    }
+
+    /// Gives all ranks their scripts. Ranks that have lost gathers of slices make them once more
+    /// first, except where headers say so.
+    fn load(&mut self, scripts: Vec<Vec<Call>>) {
+        let first = scripts.first().and_then(|script| script.first());
+        let says_so = matches!(first, Some(Call::Begin(_)));
+        // An update gathers all slices.
+        let is_update = matches!(first, Some(Call::Updated(_)));
+        let again = self.lost && self.plan.divides_state() && !says_so && !is_update;
+        self.lost &= !again && !is_update;
+        for (member, mut script) in self.members.iter_mut().zip(scripts) {
+            if again {
+                script.insert(0, Call::GatherAgain);
+            }
             (member.script, member.calls, member.ended) = (script, 0, None);
             member.words.clear();
         }
-        self.run_on()
     }
 
     /// Runs what is left of the scripts of all ranks.
@@ -180,6 +199,9 @@ impl World {
                 }
             }
             if self.members.iter().all(|member| member.is_over()) {
+                let begins = |it: &Member| matches!(it.script.first(), Some(Call::Begin(_)));
+                let has_gathered = |it: &Member| begins(it) && it.ended.is_none();
+                self.lost &= !self.members.iter().all(has_gathered);
                 return self.check_ends();
             }
             if !has_moved {
@@ -190,6 +212,7 @@ impl World {
 
     /// Aborts the step on all ranks, wherever they are, as the ranks of a world do.
     pub(crate) fn abort(&mut self) {
+        self.lost = true;
         self.operations.clear();
         self.exchanges.clear();
         self.issued.clear();
@@ -216,10 +239,7 @@ impl World {
         scripts: Vec<Vec<Call>>,
         turns: usize,
     ) -> Result<(), String> {
-        for (member, script) in self.members.iter_mut().zip(scripts) {
-            (member.script, member.calls, member.ended) = (script, 0, None);
-            member.words.clear();
-        }
+        self.load(scripts);
         for _ in 0..turns {
             let rank = self.draws.below(self.members.len());
             self.go_on(rank)?;
@@ -291,6 +311,7 @@ impl World {
             Call::Batch => machine.begin_batch(),
             Call::EndEvaluation => machine.end_evaluation(),
             Call::Updated(unit) => machine.updated(unit),
+            Call::GatherAgain => machine.gather_again(),
             Call::AwaitSlices => machine.await_slices(),
         };
         // A refused call changes nothing: the program goes on with the next one.
@@ -515,6 +536,7 @@ impl World {
                     ending: ending.map(|(rank, _)| rank).collect(),
                     weight_hint: self.weight_hint,
                     names_samples: self.names_samples,
+                    gathers_again: self.lost && self.plan.divides_state(),
                 }))
             }
             Exchange::Microbatch(_) => supply(|it| match it {

@@ -278,5 +278,6 @@ fn headers(members: &[Member]) -> Headers {
         ending: ending.map(|(rank, _)| Rank::new(rank)).collect(),
         weight_hint: members.iter().map(|member| member.weights[0]).max().unwrap_or(0),
         names_samples: members.iter().any(|member| member.names_samples),
+        gathers_again: false,
     }
 }

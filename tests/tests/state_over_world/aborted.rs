@@ -97,8 +97,8 @@ fn an_evaluation_that_is_dropped_loses_no_slice() {
 }
 
 #[test]
-fn a_failure_of_one_rank_between_steps_loses_no_slice_of_late_ranks() {
-    for dtype in DTYPES {
+fn failures_of_one_rank_between_steps_lose_no_slice_of_late_ranks() {
+    for (dtype, failures) in [(DTYPES[0], 1), (DTYPES[1], 1), (DTYPES[0], 2), (DTYPES[1], 3)] {
         let options = options(dtype);
         let undisturbed = trained(&options, |_| Ok(()));
         let recipe = training::adamw();
@@ -115,12 +115,20 @@ fn a_failure_of_one_rank_between_steps_loses_no_slice_of_late_ranks() {
                     barrier.wait();
                 }
                 training.update(gradients)?;
-                if training.model.rank().index() == 3 {
+                let is_failing = training.model.rank().index() == 3;
+                for _ in 0..if is_failing { failures } else { 0 } {
                     let refused = training.model.with_shards(&other.state.1, |_| Ok(()));
                     assert!(matches!(refused, Err(Error::Misuse { .. })), "{refused:?}");
                 }
                 if !is_late {
                     barrier.wait();
+                }
+                // The slices may have been lost: then the call names the remedy.
+                for unit in training.model.plan().spec().unit_ids() {
+                    if let Err(error) = training.model.shard(unit) {
+                        let told = error.to_string();
+                        assert!(told.contains("`await_slices` gathers them again"), "{told}");
+                    }
                 }
                 traces.push(loop {
                     match training.gradients() {
@@ -131,6 +139,46 @@ fn a_failure_of_one_rank_between_steps_loses_no_slice_of_late_ranks() {
                 });
             }
             drop(other);
+            Ok(traces)
+        }));
+        assert_eq!(disturbed, undisturbed, "{dtype}");
+    }
+}
+
+/// Each rank reads the norms after an update. One fails in it, and the others learn it there, also
+/// the rank that is late in its update.
+#[test]
+fn a_collective_that_fails_behind_an_update_is_refused_on_all_ranks() {
+    for dtype in DTYPES {
+        let options = options(dtype);
+        let undisturbed = trained(&options, |_| Ok(()));
+        let recipe = training::adamw();
+        let barrier = Barrier::new(4);
+        let disturbed = common(on_ranks(4, |world| {
+            let mut training = Training::new(world.clone(), &recipe, &options)?;
+            let mut other = Training::new(world, &recipe, &options)?;
+            let mut traces = Vec::new();
+            for _ in 0..STEPS {
+                let rank = training.model.rank().index();
+                let gradients = training.gradients()?;
+                if rank == 0 {
+                    barrier.wait();
+                }
+                training.update(gradients)?;
+                let failed = match rank {
+                    // The other ranks' norms are not of this model.
+                    3 => training.model.with_shards(&other.state.1, |_| Ok::<_, Error>(())),
+                    _ => training.model.norms().map(drop),
+                };
+                let error = failed.expect_err("one rank fails, and the others learn it");
+                assert!(!error.is_fatal(), "rank {rank}: {error}");
+                if rank > 0 {
+                    barrier.wait();
+                }
+                // A second model is trained meanwhile.
+                other.step()?;
+                traces.push(training.traced_step()?);
+            }
             Ok(traces)
         }));
         assert_eq!(disturbed, undisturbed, "{dtype}");
