@@ -36,7 +36,7 @@ impl Mode {
         Self { accumulation, state: StateOver::Shards }
     }
 
-    /// The options of its plans.
+    /// Returns the options of its plans.
     pub(crate) fn plan_options(self) -> PlanOptions {
         let Self { accumulation, state } = self;
         PlanOptions { accumulation, state, ..PlanOptions::default() }

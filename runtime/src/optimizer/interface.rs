@@ -69,8 +69,8 @@ pub trait Optimizer {
     /// [`Error::OutOfMemory`].
     fn check(&mut self, updating: &Updating<'_>, lines: &mut String) -> Result<(), Error>;
 
-    /// Exchanges data with other ranks, before anything changes. It is called only
-    /// if the gradients are applied.
+    /// Exchanges data with other ranks, before anything changes. It is called only if the gradients
+    /// are applied.
     ///
     /// # Errors
     /// [`Error::Comm`], [`Error::OutOfMemory`] and [`Error::Device`]. The ranks give the update up
@@ -201,9 +201,10 @@ pub struct DeviceRun<'a> {
 
 impl DeviceRun<'_> {
     /// Returns the f32 master parameters, the gradient and its divisor, and the factor of
-    /// [`Gradients::clip`](crate::Gradients::clip), or 1. Here the kernel clips: it multiplies the
-    /// divided gradient by the factor before anything else. The kernels of
-    /// [`Stream`](hsdp_kernels::cuda::Stream) take the factor as `clip` of their step.
+    /// [`Gradients::clip`](crate::Gradients::clip), or 1. The buffers begin with elements `first`
+    /// and `gradient_first` of the shard: 0, except for parameters that replicas divide. Here the
+    /// kernel clips: it multiplies the divided gradient by the factor before anything else. The
+    /// kernels of [`Stream`](hsdp_kernels::cuda::Stream) take the factor as `clip` of their step.
     #[must_use]
     pub fn update(&mut self) -> (DeviceUpdate<'_>, f32) {
         (reborrow(&mut self.update), self.clip)
@@ -365,7 +366,7 @@ pub(super) fn cut_at(piece: Piece, range: &Range<usize>) -> impl Iterator<Item =
     })
 }
 
-/// A range of a piece, as a piece.
+/// Returns a range of a piece, as a piece.
 pub(super) fn part_of(piece: Piece, range: Range<usize>) -> Piece {
     Piece {
         param_start: piece.param_start + range.start,

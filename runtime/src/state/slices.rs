@@ -95,8 +95,8 @@ impl SliceGathers {
         error.map_or(Ok(()), |error| Err(error.into()))
     }
 
-    /// Waits for all gathers, and gives the buffers back to their shards, also those of gathers that
-    /// have failed. Returns whether none has failed.
+    /// Waits for all gathers, and gives the buffers back to their shards, also those of gathers
+    /// that have failed. Returns whether none has failed.
     ///
     /// # Errors
     /// If another thread still uses a buffer after the deadline of the world.

@@ -378,9 +378,9 @@ impl EngineState {
         }
     }
 
-    /// Takes the buffers of shards back from gathers of slices, for reads of this rank's slices. Waits
-    /// for gathers that are under way, and for no other rank's call. Returns whether the shards are
-    /// whole.
+    /// Takes the buffers of shards back from gathers of slices, for reads of this rank's slices.
+    /// Waits for gathers that are under way, and for no other rank's call. Returns whether the
+    /// shards are whole.
     ///
     /// # Errors
     /// If another thread still uses a buffer after the deadline of the world.

@@ -471,8 +471,8 @@ impl Engine {
         half_updated.map_or(Ok(()), |step| Err(self.end_half_updated(step)))
     }
 
-    /// Waits for the state, and takes the buffers of shards back from gathers of slices, so that this
-    /// rank's slices can be read. Returns also whether the shards are whole. Not collective.
+    /// Waits for the state, and takes the buffers of shards back from gathers of slices, so that
+    /// this rank's slices can be read. Returns also whether the shards are whole. Not collective.
     ///
     /// # Errors
     /// The end of the world, if an update of slices has stopped in its middle.

@@ -319,8 +319,8 @@ impl StepMachine {
     }
 
     /// Has the slices of all units gathered once more, outside of a step: gathers of the last
-    /// update were lost on a rank, and all ranks know it. Collective over the replicate group. Where
-    /// a step begins, the headers say so ([`Headers::gathers_again`](super::Headers)).
+    /// update were lost on a rank, and all ranks know it. Collective over the replicate group.
+    /// Where a step begins, the headers say so ([`Headers::gathers_again`](super::Headers)).
     ///
     /// # Errors
     /// [`Refused::OutOfTurn`].

@@ -114,9 +114,10 @@ impl fmt::Display for Trial {
         } = options;
         write!(
             f,
-            "{mesh}, {between:?}, {accumulation}, {full_copies}, state over {state}, {precision:?}, \
-             {loss_scaling:?}, {optimizer:?}, {width:?}, replicas compared: {compare_replicas:?}, \
-             steps by rank {data:?} ({uneven:?}) of {microbatches} microbatches, {count:?}; faults:",
+            "{mesh}, {between:?}, {accumulation}, {full_copies}, state over {state}, \
+             {precision:?}, {loss_scaling:?}, {optimizer:?}, {width:?}, replicas compared: \
+             {compare_replicas:?}, steps by rank {data:?} ({uneven:?}) of {microbatches} \
+             microbatches, {count:?}; faults:",
         )?;
         faults.iter().try_for_each(|fault| write!(f, " [{fault}]"))
     }
