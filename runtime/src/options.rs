@@ -65,10 +65,11 @@ pub struct ModelOptions {
     pub uneven: Uneven,
     /// The policy for a forward that uses the units in another order than the declared one.
     pub order: UnitOrder,
-    /// The number of steps between comparisons of the bits of shards with those of the replicas,
-    /// and of buffers with those of all ranks; `None` for no comparison. A comparison detects
-    /// silent errors of memory or arithmetic. It needs one small exchange, and one pass over the
-    /// shard and the buffers.
+    /// The number of steps between comparisons of the bits of shards with those of the replicas, and
+    /// of buffers with those of all ranks; `None` for no comparison. Of shards that replicas divide
+    /// ([`state`](Self::state)) masters in f32 are not compared. A comparison detects silent errors
+    /// of memory or arithmetic. It needs one small exchange, and one pass over the shard and the
+    /// buffers.
     pub compare_replicas: Option<NonZeroU64>,
 }
 

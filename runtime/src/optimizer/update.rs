@@ -33,7 +33,8 @@ impl ShardedModel {
     /// [is](crate::Optimizer::is_collective), and otherwise not.
     ///
     /// With [`StateOver::World`](crate::StateOver::World) it issues the gathers of updated slices,
-    /// and does not wait for them.
+    /// and does not wait for them. All ranks make the update, and an error in its middle ends the
+    /// world.
     ///
     /// ```
     /// use hsdp::prelude::*;
