@@ -179,6 +179,12 @@ impl Plan {
         &self.schedule.reductions
     }
 
+    /// Returns the units in the order of updates: all units with a trainable parameter, first unit
+    /// first. So slices that the next forward needs first are gathered first.
+    pub fn update_order(&self) -> impl Iterator<Item = UnitId> {
+        self.reductions().iter().rev().copied()
+    }
+
     /// Numbers, for each reduction, of the gathers of the microbatch that come before it, where
     /// gathers and reductions are one sequence. A reduction follows the gathers that are issued
     /// when its unit's turn comes in the backward: of the units after it in the forward, of the

@@ -54,8 +54,8 @@ impl DryRun {
         let each = 0..microbatches.unwrap_or(count);
         let microbatches = each.map(|_| host.microbatch(plan)).collect();
         let finish = host.feed(StepMachine::finish);
-        let updated = plan.reductions().iter().filter(|_| plan.divides_state());
-        let update = updated.flat_map(|unit| host.feed(|machine| machine.updated(*unit))).collect();
+        let updated = plan.update_order().filter(|_| plan.divides_state());
+        let update = updated.flat_map(|unit| host.feed(|machine| machine.updated(unit))).collect();
         Self { opening, microbatches, finish, update }
     }
 

@@ -298,8 +298,8 @@ impl StepMachine {
         Ok(())
     }
 
-    /// Has updated its slice of a unit. Collective over the replicate group, in the plan's order of
-    /// reductions.
+    /// Has updated its slice of a unit. Collective over the replicate group, in the plan's
+    /// [order of updates](Plan::update_order).
     ///
     /// # Errors
     /// [`Refused::NoSuchUnit`]; [`Refused::Frozen`] if the unit is frozen; [`Refused::OutOfTurn`]

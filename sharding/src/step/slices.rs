@@ -1,6 +1,8 @@
 //! The gathers of updated slices over the replicas. They are issued after a step, and may be under
 //! way in the next one.
 
+use std::mem;
+
 use super::output::{Operation, Output};
 use super::rules::Rules;
 use crate::UnitId;
@@ -24,12 +26,21 @@ pub(super) struct SliceGathers {
     /// Units whose gathers another rank may not have completed, in the order of issue: those that
     /// were issued since the last step that all ranks have finished.
     unconfirmed: Vec<UnitId>,
+    /// Whether a unit is one of these.
+    is_unconfirmed: Vec<bool>,
+    /// Number of units whose gathers were lost.
+    lost: usize,
 }
 
 impl SliceGathers {
     /// Makes the state of a model of this many units, whose shards are whole.
     pub(super) fn new(units: usize) -> Self {
-        Self { states: vec![SlicesState::Whole; units], unconfirmed: Vec::new() }
+        Self {
+            states: vec![SlicesState::Whole; units],
+            unconfirmed: Vec::new(),
+            is_unconfirmed: vec![false; units],
+            lost: 0,
+        }
     }
 
     /// Returns whether the shard of a unit is not whole.
@@ -39,8 +50,8 @@ impl SliceGathers {
 
     /// Issues the gather of a unit.
     pub(super) fn issue(&mut self, unit: UnitId) -> Output {
-        self.states[unit.index()] = SlicesState::Issued;
-        if !self.unconfirmed.contains(&unit) {
+        self.set(unit, SlicesState::Issued);
+        if !mem::replace(&mut self.is_unconfirmed[unit.index()], true) {
             self.unconfirmed.push(unit);
         }
         Output::GatherSlices(unit)
@@ -60,6 +71,9 @@ impl SliceGathers {
 
     /// Issues the next gather that was lost.
     pub(super) fn issue_lost(&mut self) -> Option<Output> {
+        if self.lost == 0 {
+            return None;
+        }
         let is_lost = |unit: &&UnitId| self.states[unit.index()] == SlicesState::Lost;
         let unit = *self.unconfirmed.iter().find(is_lost)?;
         Some(self.issue(unit))
@@ -67,12 +81,20 @@ impl SliceGathers {
 
     /// Notes that the gather of a unit is complete.
     pub(super) fn complete(&mut self, unit: UnitId) {
-        self.states[unit.index()] = SlicesState::Whole;
+        self.set(unit, SlicesState::Whole);
+    }
+
+    /// Sets the state of a unit to one that is not lost.
+    fn set(&mut self, unit: UnitId, state: SlicesState) {
+        let before = mem::replace(&mut self.states[unit.index()], state);
+        self.lost -= usize::from(before == SlicesState::Lost);
     }
 
     /// Notes that all ranks have finished a step, in which they gathered each unit.
     pub(super) fn confirm(&mut self) {
-        self.unconfirmed.clear();
+        for unit in self.unconfirmed.drain(..) {
+            self.is_unconfirmed[unit.index()] = false;
+        }
     }
 
     /// Notes that a step was aborted on all ranks. Some of them may have completed gathers that
@@ -81,5 +103,6 @@ impl SliceGathers {
         for unit in &self.unconfirmed {
             self.states[unit.index()] = SlicesState::Lost;
         }
+        self.lost = self.unconfirmed.len();
     }
 }

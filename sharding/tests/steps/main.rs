@@ -285,8 +285,8 @@ impl<'a> Programs<'a> {
     /// The update of all ranks. It is left out after a step that is skipped.
     fn update(&mut self) -> Vec<Vec<Call>> {
         let is_skipped = !self.plan.divides_state() || self.draws.once_in(6);
-        let units = self.plan.reductions().iter().filter(|_| !is_skipped);
-        let mut calls: Vec<Call> = units.copied().map(Call::Updated).collect();
+        let units = self.plan.update_order().filter(|_| !is_skipped);
+        let mut calls: Vec<Call> = units.map(Call::Updated).collect();
         calls.extend(self.draws.once_in(6).then_some(Call::AwaitSlices));
         vec![calls; self.plan.mesh().world_size()]
     }
@@ -356,8 +356,8 @@ proptest! {
             let mut calls = vec![Call::Begin(Begin::step(number, is_given.then_some(microbatches)))];
             (0..microbatches).for_each(|_| calls.extend(programs.plain_microbatch()));
             calls.push(Call::Finish);
-            let updated = plan.reductions().iter().filter(|_| plan.divides_state());
-            calls.extend(updated.copied().map(Call::Updated));
+            let updated = plan.update_order().filter(|_| plan.divides_state());
+            calls.extend(updated.map(Call::Updated));
             let scripts = vec![calls; plan.mesh().world_size()];
             world.run(scripts).map_err(TestCaseError::fail)?;
         }

@@ -33,7 +33,7 @@ use hsdp::{
 };
 use hsdp_comm::{ModelLabel, Tag};
 use hsdp_sharding::step::{Output, Sequences};
-use hsdp_sharding::{DType, Plan, Rank};
+use hsdp_sharding::{DType, Plan, Rank, StateOver};
 use hsdp_simulator::{Microbatches, ModelPlacement, Order, StepOperation};
 use hsdp_tests::support::comparison::Comparison;
 use hsdp_tests::support::drawn::Drawn;
@@ -216,8 +216,10 @@ fn the_simulator_lists_what_the_machine_says() {
     for (placement, sequences) in placements {
         for accumulation in Accumulation::ALL {
             for microbatches in [Microbatches::Given(3), Microbatches::Asked(2)] {
-                let options = ModelOptions { accumulation, ..options(mesh(2, 2)) };
-                compare_with_simulator(&options, sequences, microbatches, placement);
+                for state in StateOver::ALL {
+                    let options = ModelOptions { accumulation, state, ..options(mesh(2, 2)) };
+                    compare_with_simulator(&options, sequences, microbatches, placement);
+                }
             }
         }
     }

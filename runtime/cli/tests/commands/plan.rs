@@ -280,7 +280,7 @@ fn state_over_the_world_has_the_numbers_of_the_library() {
     }
     let program = ["--state-over", "world", "--program"];
     let (_, text, _) = hsdp(&[&arguments[..], &program].concat());
-    assert!(text.contains("c0") && text.contains("\nupdate: h1 h0\n"), "{text}");
+    assert!(text.contains("c0") && text.contains("\nupdate: h0 h1\n"), "{text}");
 }
 
 #[test]

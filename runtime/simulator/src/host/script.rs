@@ -95,12 +95,12 @@ impl Script {
         self.blocks
     }
 
-    /// Updates the slices of all units, those that the forward needs first before the others.
+    /// Updates the slices of all units.
     fn update(&mut self) {
         let plan = Arc::clone(&self.plan);
-        for unit in plan.reductions().iter().rev() {
-            self.compute(Work::UpdateSlice(*unit));
-            self.feed(|machine| machine.updated(*unit));
+        for unit in plan.update_order() {
+            self.compute(Work::UpdateSlice(unit));
+            self.feed(|machine| machine.updated(unit));
         }
         // A step begins where the update has ended.
         self.act(Action::Read);

@@ -202,11 +202,8 @@ fn the_order_is_that_of_the_machine() {
         let count = usize::try_from(microbatches.count()).expect("few");
         let given = matches!(microbatches, Microbatches::Given(_)).then_some(count);
         let run = DryRun::of(&plan, Rules { sequences, ..Rules::default() }, given, count);
-        let step = [run.opening, run.microbatches.concat(), run.finish].concat();
-        let mut expected: Vec<Listed> = said(&plan, &run.update).collect();
-        // The units that the forward needs first are updated first.
-        expected.sort_by_key(|it| it.4);
-        expected.extend(said(&plan, &step));
+        let step = [run.update, run.opening, run.microbatches.concat(), run.finish].concat();
+        let expected: Vec<Listed> = said(&plan, &step).collect();
 
         let order = case.order(&plan);
         let repeated = order.blocks.iter().flat_map(|block| {
@@ -247,7 +244,7 @@ fn first_gathers_follow_the_slices_of_their_units() {
             }
         }
         let expected: Vec<UnitId> = match plan.divides_state() {
-            true => plan.reductions().iter().rev().copied().collect(),
+            true => plan.update_order().collect(),
             false => Vec::new(),
         };
         assert_eq!(slices, expected, "{case:?}");
