@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The model has the shapes of the layers of a transformer. Only the update is timed: gradients are
-//! there before it.
+//! there before it, and slices are gathered after it, where replicas divide state.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -16,7 +16,7 @@ use hsdp::kernels::EIGHT_BIT_BLOCK;
 use hsdp::{
     Adafactor, AdafactorOptions, AdamW, AdamWOptions, Error, Gradients, Lion, LionOptions, LossSum,
     Mesh, ModelOptions, ModelSpec, Muon, MuonOptions, Optimizer, Param, Plan, Sgd, SgdOptions,
-    ShardedModel, State, StepOptions, Unit, UnitGradients, World, WorldOptions,
+    ShardedModel, State, StateOver, StepOptions, Unit, UnitGradients, World, WorldOptions,
 };
 use hsdp_benches::program;
 use hsdp_benches::times::median;
@@ -29,6 +29,9 @@ struct Options {
     /// The mesh, replicate x shard.
     #[arg(long, default_value = "1x2")]
     mesh: Mesh,
+    /// The ranks over which state is divided: shards or world.
+    #[arg(long, default_value = "shards")]
+    state_over: StateOver,
     /// The width of the model, a multiple of 4.
     #[arg(long, default_value_t = 1024, value_parser = width)]
     width: u32,
@@ -112,6 +115,10 @@ impl Options {
         if self.smoke { Self { width: 64, layers: 1, repeat: 2, ..self } } else { self }
     }
 
+    fn with(&self) -> ModelOptions {
+        ModelOptions { state: self.state_over, ..ModelOptions::on(self.mesh) }
+    }
+
     /// Layers of attention and a perceptron, matrices alone.
     fn spec(&self, kind: Kind) -> ModelSpec {
         let width = self.width as usize;
@@ -150,8 +157,8 @@ fn measure(options: &Options) -> Result<(), Failure> {
     let layers = options.layers;
     let mesh = options.mesh;
     print(format!(
-        "{layers} layers of width {width} on {mesh}; an update, medians of {}",
-        options.repeat
+        "{layers} layers of width {width} on {mesh}, state over {}; an update, medians of {}",
+        options.state_over, options.repeat
     ))?;
     print(format!(
         "{:<18} {:>10} {:>8} {:>16} {:>18}",
@@ -169,7 +176,7 @@ fn measured(options: &Options, kind: Kind) -> Result<Measured, Failure> {
     let rank = |world| seconds(world, options, kind);
     let ranks = hsdp::launch(options.mesh.world_size(), WorldOptions::default(), rank);
     let ranks: Vec<f64> = ranks.into_iter().collect::<Result<_, _>>().map_err(Failure::work)?;
-    let with = ModelOptions::on(options.mesh).plan_options();
+    let with = options.with().plan_options();
     let plan = Plan::new(options.spec(kind), options.mesh, with).map_err(Failure::input)?;
     let shard: usize = plan.layouts().iter().map(|layout| layout.shard_len()).sum();
     let received = options.mesh.ranks().map(|rank| plan.update(rank).flow().bytes).max();
@@ -183,7 +190,7 @@ fn measured(options: &Options, kind: Kind) -> Result<Measured, Failure> {
 
 /// The time of an update on this rank.
 fn seconds(world: World, options: &Options, kind: Kind) -> Result<f64, Error> {
-    let with = ModelOptions::on(options.mesh);
+    let with = options.with();
     let initial = |param: &Param| values(param.numel());
     let mut model = ShardedModel::new(world, options.spec(kind), with, initial)?;
     let mut optimizer = (kind.make)(&model);

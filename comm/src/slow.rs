@@ -10,7 +10,7 @@ use crate::engine::FAR;
 use crate::options::SlowChannel;
 use crate::pattern::Pattern;
 use crate::sync::{self, Mutex};
-use crate::{Descriptor, GroupId, Op};
+use crate::{Descriptor, GroupId, Op, Stage};
 
 /// The time of an operation of these members on its link.
 fn time_of(channel: &SlowChannel, descriptor: &Descriptor, ranks: &[Rank]) -> Duration {
@@ -20,10 +20,15 @@ fn time_of(channel: &SlowChannel, descriptor: &Descriptor, ranks: &[Rank]) -> Du
 }
 
 /// The bytes that a member receives from the others; of an operation with a root, those that it
-/// sends or receives in all, and of a gather into one copy for all, those that it would receive for
-/// a copy of its own.
+/// sends or receives in all, of a gather into one copy for all, those that it would receive for a
+/// copy of its own, and of a gather of slices, those of even ones.
 fn received_bytes(descriptor: &Descriptor, ranks: &[Rank]) -> f64 {
     match descriptor.op {
+        Op::AllGather if descriptor.tag.stage == Stage::GatherSlices => {
+            let size = descriptor.dtype.map_or(0, DType::size_bytes);
+            let others = (ranks.len() - 1) as f64 / ranks.len() as f64;
+            descriptor.counts.total() as f64 * size as f64 * others
+        }
         Op::AllGather | Op::ReduceScatter | Op::AllReduce => {
             Pattern::of(descriptor, ranks, 0).received().get() as f64
         }

@@ -1,6 +1,7 @@
 //! The time that the deferred all-reduce saves: a step that reduces over both axes in every
 //! microbatch, a step that reduce-scatters in every microbatch and all-reduces once, and a step
-//! that does both once.
+//! that does both once. A fourth step is as the second one, and its replicas divide optimizer
+//! state. Each step ends with an update by SGD.
 //!
 //! ```text
 //! cargo bench -p hsdp-benches --bench modes -- --plot "$PWD/docs/modes.svg"

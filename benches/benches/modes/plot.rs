@@ -3,15 +3,14 @@
 use std::error::Error;
 use std::time::Duration;
 
-use hsdp::Accumulation;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use crate::measure::Row;
+use crate::measure::{Mode, Row};
 use crate::options::Options;
 
-/// Of the modes, in their order.
-const COLORS: [RGBColor; 3] = [BLUE, RED, RGBColor(0, 130, 60)];
+/// Colors of the modes, in their order.
+const COLORS: [RGBColor; 4] = [BLUE, RED, RGBColor(0, 130, 60), RGBColor(200, 120, 0)];
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
@@ -66,7 +65,7 @@ fn draw_half(
         .y_label_formatter(&|ms| format!("{ms:.0}"))
         .light_line_style(TRANSPARENT)
         .draw()?;
-    for (mode, color) in Accumulation::ALL.into_iter().zip(COLORS) {
+    for (mode, color) in Mode::ALL.into_iter().zip(COLORS) {
         let of_mode = rows.iter().filter(|row| row.mode == mode);
         let points: Vec<_> = of_mode.map(|row| (row.microbatches, ms(row))).collect();
         let marks = points.iter().map(|point| Circle::new(*point, 3, color.filled()));

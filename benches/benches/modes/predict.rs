@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hsdp::Channel;
 use hsdp::testing::SlowChannel;
-use hsdp_sharding::{Offload, Plan, PlanOptions, Rank};
+use hsdp::{Channel, Flow, Op};
+use hsdp_sharding::{Offload, Plan, Rank};
 use hsdp_simulator::{
     Batch, Computation, Costs, Errors, Hints, Machine, Measurements, Members, Microbatches,
     OperationCost, Recompute, StepOperation, Time, Work, WorkCost, Workload, fit, simulate,
@@ -54,21 +54,28 @@ fn time(duration: Duration) -> Result<Time, Failure> {
 /// A step of the bench.
 struct Step {
     workload: Workload,
-    /// The bytes that a rank receives in a gather, a reduce-scatter and an all-reduce.
-    received: [f64; 3],
+    received: Received,
 }
+
+/// The bytes that a rank receives in each kind of operation.
+type Received = [(Channel, Op, f64); 5];
 
 impl Step {
     fn of(options: &Options, row: &Row) -> Result<Self, Failure> {
         let spec = options.size().spec();
-        let accumulation = row.mode;
         let computation =
             Computation::of(&spec, &Hints { lookup: &|_| false, attention: &|_| None });
-        let choices = PlanOptions { accumulation, ..PlanOptions::default() };
+        let choices = row.mode.plan_options();
         let plan = Plan::new(spec, options.mesh, choices).map_err(Failure::work)?;
         let traffic = plan.traffic(Rank::new(0), 1);
-        let flows = [traffic.all_gather, traffic.reduce_scatter, traffic.all_reduce];
-        let received = flows.map(|flow| flow.bytes.get() as f64 / flow.calls.max(1) as f64);
+        let of_call = |flow: Flow| flow.bytes.get() as f64 / flow.calls.max(1) as f64;
+        let received = [
+            (Channel::Gather, Op::AllGather, of_call(traffic.all_gather)),
+            (Channel::Reduce, Op::ReduceScatter, of_call(traffic.reduce_scatter)),
+            (Channel::AllReduce, Op::AllReduce, of_call(traffic.all_reduce)),
+            (Channel::AllReduce, Op::ReduceScatter, of_call(traffic.scatter_sums)),
+            (Channel::AllReduce, Op::AllGather, of_call(traffic.gather_slices)),
+        ];
         let dtype = plan.options().param_dtype;
         let batch = Batch { sequences: 1, context: 1, dtype, recompute: Recompute::Nothing };
         let workload = Workload {
@@ -96,7 +103,7 @@ impl Step {
 struct Linked<'a, C> {
     costs: C,
     links: &'a [SlowChannel],
-    received: [f64; 3],
+    received: Received,
 }
 
 impl<C: Costs> Costs for Linked<'_, C> {
@@ -106,13 +113,10 @@ impl<C: Costs> Costs for Linked<'_, C> {
 
     fn operation(&self, operation: &StepOperation, shape: usize) -> OperationCost {
         let cost = self.costs.operation(operation, shape);
-        let [gather, reduce, all_reduce] = self.received;
-        let received = match operation.channel {
-            Channel::Gather => gather,
-            Channel::Reduce => reduce,
-            Channel::AllReduce => all_reduce,
-            _ => return cost,
+        let is_same = |(channel, op, _): &&(Channel, Op, f64)| {
+            (*channel, *op) == (operation.channel, operation.op)
         };
+        let Some((_, _, received)) = self.received.iter().find(is_same) else { return cost };
         let Some(link) = self.links.iter().find(|link| link.channel == operation.channel) else {
             return cost;
         };
@@ -124,12 +128,12 @@ impl<C: Costs> Costs for Linked<'_, C> {
 
     fn work(&self, work: Work) -> WorkCost {
         match work {
-            Work::Forward(_)
-            | Work::Backward(_)
-            | Work::Loss
+            Work::Forward(_) | Work::Backward(_) | Work::Loss => WorkCost::default(),
+            Work::Accumulate(_)
+            | Work::Fold(_)
+            | Work::Norm
             | Work::Update
-            | Work::UpdateSlice(_) => WorkCost::default(),
-            Work::Accumulate(_) | Work::Fold(_) | Work::Norm => self.costs.work(work),
+            | Work::UpdateSlice(_) => self.costs.work(work),
         }
     }
 }

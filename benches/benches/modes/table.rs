@@ -27,7 +27,8 @@ fn line(row: &Row) -> String {
     let Row { mode, microbatches, traffic, .. } = row;
     let [memory, slow] = [row.memory, row.slow].map(ms);
     let along_row = mb(traffic.all_gather.bytes + traffic.reduce_scatter.bytes);
-    let along_column = mb(traffic.all_reduce.bytes);
+    let over_replicas = traffic.all_reduce + traffic.scatter_sums + traffic.gather_slices;
+    let along_column = mb(over_replicas.bytes);
     let [partial, grad_full] = [row.partial, row.grad_full].map(mb);
     let calls = traffic.total().calls;
     format!(

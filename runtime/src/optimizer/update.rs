@@ -185,7 +185,7 @@ impl<'a> UpdatePass<'a> {
         }
         let site = self.context.site("optimizer step", self.gradients.step);
         let mut moved = self.gradients.is_measured.then(|| Moved::new(self.context));
-        for unit in self.context.plan.update_order() {
+        for unit in state.updates() {
             let update = UnitUpdate {
                 pass: self,
                 unit,

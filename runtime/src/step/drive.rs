@@ -353,6 +353,11 @@ impl EngineState {
         driven.inspect_err(|_| self.machine.abort()).map(drop)
     }
 
+    /// Returns the units in the order of updates, which all ranks have agreed on.
+    pub(crate) fn updates(&self) -> Vec<UnitId> {
+        self.machine.plan().update_order().collect()
+    }
+
     /// Has the slices of a unit that was updated gathered over the replicas, if these divide its
     /// state. If the communication fails, because another rank has ended the epoch or the world,
     /// the update goes on, and the gather is issued later: the next call has the error of a world

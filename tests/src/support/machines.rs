@@ -76,11 +76,16 @@ pub fn outputs(plan: &Arc<Plan>, rules: Rules, programs: &[Program]) -> Vec<Vec<
 /// An input of a machine.
 #[derive(Clone, Copy, Debug)]
 enum Feed {
-    Begin { intent: Intent, names_samples: bool },
+    Begin {
+        intent: Intent,
+        names_samples: bool,
+    },
     Microbatch,
     Call(Call),
     EndMicrobatch,
     Finish,
+    /// Updates of all units, in the order of the forward.
+    Update,
     Updated(UnitId),
     Evaluate(EvaluationKind),
     Batch,
@@ -168,6 +173,11 @@ impl Member {
             Feed::Call(Call::Offer(unit)) => machine.offer(unit),
             Feed::EndMicrobatch => machine.end_microbatch(),
             Feed::Finish => machine.finish(),
+            Feed::Update => {
+                let units = machine.plan().update_order().map(Feed::Updated);
+                self.feeds = units.chain(self.feeds.drain(..)).collect();
+                Ok(())
+            }
             Feed::Updated(unit) => machine.updated(unit),
             Feed::Evaluate(kind) => machine.evaluate(kind),
             Feed::Batch => machine.begin_batch(),
@@ -207,7 +217,7 @@ fn feeds(plan: &Plan, part: &Part) -> Vec<Feed> {
             }
             feeds.push(Feed::Finish);
             if plan.divides_state() {
-                feeds.extend(plan.update_order().map(Feed::Updated));
+                feeds.push(Feed::Update);
             }
             feeds
         }
