@@ -21,7 +21,7 @@ use crate::machine::{Machine, MachineKind, Threads};
 pub enum CollectiveKind {
     /// Every member gets the elements of all members.
     AllGather,
-    /// The same, in a buffer in which each member has its own elements.
+    /// Every member gets the elements of all others, in a buffer that has its own ones already.
     AllGatherInPlace,
     /// Member `i` gets the sum of the `i`-th parts of all members.
     ReduceScatter,

@@ -214,9 +214,9 @@ impl Order {
     /// It holds for optimizers that exchange nothing.
     ///
     /// If replicas [divide](Plan::divides_state) state, gathers of slices outlast the update in
-    /// which they are issued. So that order begins behind the statement of the step before, with
-    /// its update, and ends with the statement. No operation is under way there. All such steps
-    /// take the same time, which is that from one statement to the next.
+    /// which they are issued. The order then begins behind the statement of the step before, with
+    /// its update, and ends with the statement, where no operation is under way. All such steps
+    /// take the same time, from one statement to the next.
     #[must_use]
     pub fn of(plan: &Arc<Plan>, microbatches: Microbatches, placement: ModelPlacement) -> Self {
         let blocks = Script::new(plan, placement).run(microbatches);

@@ -41,8 +41,8 @@ fn name_of_work(spec: &ModelSpec, work: Work) -> String {
     }
 }
 
-/// Returns the name of an operation: `reduce_scatter layers.3`, `all_gather header`. Operations
-/// that differ from those of a unit in their stage alone have it: `scatter_sums layers.3`.
+/// Returns the name of an operation: `reduce_scatter layers.3`, `all_gather header`. Operations on
+/// slices are named by their stage: `scatter_sums layers.3`.
 fn name_of_operation(spec: &ModelSpec, operation: &StepOperation) -> String {
     let StepOperation { op, stage, unit, .. } = operation;
     match (unit, stage) {

@@ -299,8 +299,8 @@ impl UpdateSizes {
         Self { passed, moved, by_unit }
     }
 
-    /// Returns the parts of an update's cost by unit, in proportion to their bytes. They are
-    /// rounded up, so that they are all of it, and none grows if the whole takes less time.
+    /// Returns the parts of an update's cost by unit, in proportion to their bytes. Each is rounded
+    /// up, so that together they are no less than the whole, and none grows while it shrinks.
     fn of_slices(&self, update: WorkCost) -> Vec<WorkCost> {
         let all = self.by_unit.iter().sum::<u64>().max(1);
         let part = |time: Time, bytes: u64| {

@@ -40,9 +40,9 @@ pub(super) struct FittingCandidates<'a> {
 }
 
 /// The memory of a plan whose replicas divide state, for each part of the space that may be
-/// offloaded. What ranks update differs from rank to rank, so it takes long to find for many ranks.
-/// All of it but `full`, `grad_full` and `partial` depends on the mesh and on the compute dtype
-/// alone; and these three are those of a plan whose replicas do not divide state.
+/// offloaded. The elements that a rank updates differ from rank to rank, so it takes long to find
+/// for many ranks. All of it but `full`, `grad_full` and `partial` depends on the mesh and on the
+/// compute dtype alone. These three are those of a plan whose replicas do not divide state.
 pub(super) type DividedMemory = Vec<StepMemory>;
 
 /// The candidates of a choice.

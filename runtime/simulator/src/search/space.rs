@@ -60,9 +60,12 @@ pub(super) struct Load {
 /// The most candidates of a search: it remembers those that fit, by 40 bytes each.
 pub(super) const MOST_CANDIDATES: u64 = 1 << 21;
 
-/// The most units, parameters and slices that a search plans or computes the time of, over all
-/// plans and batches. Two cores take half a minute.
+/// The most units and parameters that a search plans or computes the time of, over all plans and
+/// batches. Two cores take half a minute.
 pub(super) const MOST_PLANNED: u64 = 45_000_000;
+
+/// Slices that take as long as a unit or a parameter, and count as one.
+pub(super) const SLICES_FOR_ONE: u64 = 3;
 
 /// The work of a search, but for its simulations.
 #[derive(Clone, Copy, Debug)]
@@ -77,7 +80,7 @@ pub(super) struct Estimate {
     computed: u64,
     /// Slices of units that differ, over all meshes and dtypes.
     slices: u64,
-    /// Units and parameters over all plans and ways to compute, and slices.
+    /// Units and parameters, over all plans and ways to compute, and the slices that count as them.
     pub(super) planned: u64,
 }
 
@@ -124,7 +127,8 @@ impl Space<'_> {
         let computed = pairs * dtypes as u64;
         let slices: u64 = meshes.iter().map(|mesh| slices(self.spec, *mesh)).sum();
         let slices = slices.saturating_mul(dtypes as u64);
-        let planned = (plans + computed).saturating_mul(size).saturating_add(slices);
+        let planned = (plans + computed).saturating_mul(size);
+        let planned = planned.saturating_add(slices / SLICES_FOR_ONE);
         Estimate { plans, pairs, candidates, size, computed, slices, planned }
     }
 
@@ -152,7 +156,7 @@ impl Space<'_> {
         if planned > MOST_PLANNED {
             return Err(Error::SearchTooLarge {
                 problem: format!(
-                    "{planned} units, parameters and slices: {plans} plans of {ranks} ranks, and {computed} ways to compute the tokens of a step, of a model with {size}, and {slices} slices; at most {MOST_PLANNED} are searched"
+                    "{planned} units and parameters: {plans} plans of {ranks} ranks, and {computed} ways to compute the tokens of a step, of a model with {size}, and {slices} slices, {SLICES_FOR_ONE} for one; at most {MOST_PLANNED} are searched"
                 ),
             });
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use hsdp_sharding::{ByteCount, DType, Mesh, ModelSpec, Offload, Param, State, Unit};
 
 use super::candidates::FittingCandidates;
-use super::space::{MOST_CANDIDATES, MOST_PLANNED};
+use super::space::{MOST_CANDIDATES, MOST_PLANNED, SLICES_FOR_ONE};
 use super::{BUDGET, FOR_FASTEST, OF_PLAN, Search, Searching, Space};
 use crate::simulation::actions_done;
 use crate::{Computation, Error, GptShape, Hints, Machine, is_lookup};
@@ -80,18 +80,18 @@ fn a_space_at_its_limit_is_searched_and_the_next_is_refused() {
     assert_eq!(space.check(&[], most, &[]), Ok(()));
     assert_eq!(
         problem(space.check(&[], most + 1, &[])),
-        "45000009 units, parameters and slices: 5000001 plans of 4 ranks, and 0 ways to compute \
-         the tokens of a step, of a model with 9, and 0 slices; at most 45000000 are searched"
+        "45000009 units and parameters: 5000001 plans of 4 ranks, and 0 ways to compute the tokens \
+         of a step, of a model with 9, and 0 slices, 3 for one; at most 45000000 are searched"
     );
     // In each of two dtypes, a unit of eight parameters has 33 slices that differ in a replica.
     let meshes = [Mesh::new(1, 100), Mesh::new(2, 16), Mesh::new(7, 100)];
     let meshes = meshes.map(|mesh| mesh.expect("a mesh"));
     let slices = 2 * (2 * 16 + 7 * 33);
-    assert_eq!(space.check(&meshes, most - slices / 9 - 1, &[]), Ok(()));
+    assert_eq!(space.check(&meshes, most - slices / 3 / 9 - 1, &[]), Ok(()));
     assert_eq!(
         problem(space.check(&meshes, most, &[])),
-        "45000526 units, parameters and slices: 5000000 plans of 4 ranks, and 0 ways to compute \
-         the tokens of a step, of a model with 9, and 526 slices; at most 45000000 are searched"
+        "45000175 units and parameters: 5000000 plans of 4 ranks, and 0 ways to compute the tokens \
+         of a step, of a model with 9, and 526 slices, 3 for one; at most 45000000 are searched"
     );
 }
 
@@ -111,7 +111,8 @@ fn the_estimate_of_a_space_is_the_work_that_is_done() {
             let estimate = space.estimate(&meshes, plans, &space.batches().expect("batches"));
             assert_eq!(estimate.candidates, fitting.candidates);
             let planned = (plans + loads) as u64 * size;
-            assert_eq!(estimate.planned, planned + slices(&case.spec, fitting.divided.keys()));
+            let slices = slices(&case.spec, fitting.divided.keys());
+            assert_eq!(estimate.planned, planned + slices / SLICES_FOR_ONE);
         }
     }
 }

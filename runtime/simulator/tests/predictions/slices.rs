@@ -389,7 +389,7 @@ fn exposed(bytes_per_second: f64) -> [f64; 2] {
 /// the gathers of all units take no longer than their forward.
 #[test]
 fn gathers_of_slices_hide_behind_the_forward() {
-    // All gathers take 5 % to 20 % of a step, of which the forward takes a third.
+    // All gathers take 4 % to 14 % of a step, and the forward takes a third of it.
     for bytes_per_second in [2e7, 4e7, 8e7] {
         let [exposed, of_step] = exposed(bytes_per_second);
         println!("{bytes_per_second:e} B/s: {exposed:.3} of {of_step:.3}");
@@ -401,7 +401,7 @@ fn gathers_of_slices_hide_behind_the_forward() {
     assert!(of_step > 0.4 && exposed > 0.5, "{of_step}, {exposed}");
 }
 
-/// Nothing is under way behind a statement, so two steps in a row take twice as long as one.
+/// A statement leaves nothing under way, so two steps in a row take twice as long as one.
 #[test]
 fn a_step_repeats() {
     for name in ["two-core-cpu", "a100-cluster"] {
