@@ -292,8 +292,9 @@ impl ShardedModel {
     ///
     /// # Errors
     /// [`Error::Kernel`] if there is no memory for a copy; [`Error::Device`](Error) if the
-    /// parameters lie on a device that fails; [`Error::Misuse`] if slices were lost, because
-    /// another rank has ended the epoch of their gathers ([`await_slices`](Self::await_slices)).
+    /// parameters lie on a device that fails; [`Error::Misuse`] if slices are missing, until
+    /// [`await_slices`](Self::await_slices) or the next step: another rank has ended the epoch of
+    /// their gathers, or processes that compute on devices have updated the model.
     ///
     /// # Panics
     /// If the model has no such unit.
@@ -301,8 +302,10 @@ impl ShardedModel {
         let (state, are_whole) = self.engine.settled_shards()?;
         let context = &self.engine.context;
         if !are_whole {
-            let what = "the slices of the last update were lost with an epoch that has ended: \
-                        `await_slices` gathers them again, on all ranks, as the next step does";
+            let what = "slices of the last update are missing, because their gathers were lost \
+                        with an epoch that has ended, or are made in the next forward of processes \
+                        on devices: `await_slices` gathers them, on all ranks, as the next step \
+                        does";
             return Err(context.misuse("shard", state.next_step, what.to_owned()));
         }
         state.shards[unit.index()].in_f32(context.site("shard", state.next_step))
@@ -310,7 +313,8 @@ impl ShardedModel {
 
     /// Waits until the shards are whole: with [`StateOver::World`](crate::StateOver::World)
     /// replicas gather slices after an update, while the program goes on. The next forward waits
-    /// for the slices of each unit, so a program needs this call only to measure time or bytes.
+    /// for the slices of each unit, so a program needs this call only to measure time or bytes, and
+    /// before [`shard`](Self::shard) where processes compute on devices.
     ///
     /// Collective over the world, outside of steps, if replicas divide state: one exchange of a
     /// word. If a rank has lost slices, all ranks gather all of them again.

@@ -16,7 +16,7 @@
 //! | [`end_microbatch`](StepMachine::end_microbatch) | ends the microbatch, or a batch of an evaluation | all gathers and reductions that are left |
 //! | [`finish`](StepMachine::finish) | ends the step | microbatches of other ranks, all-reduces, the statement |
 //! | [`updated`](StepMachine::updated) | has updated its slice of a unit | the gather of the slices, if replicas divide state |
-//! | [`await_slices`](StepMachine::await_slices) | needs whole shards outside of a step | the ends of these gathers |
+//! | [`await_slices`](StepMachine::await_slices) | needs whole shards outside of a step | these gathers, where they are due, and their ends |
 //! | [`evaluate`](StepMachine::evaluate), [`begin_batch`](StepMachine::begin_batch), [`end_evaluation`](StepMachine::end_evaluation) | evaluates, for its own sake or for the backward of another model | exchanges, gathers |
 //! | [`abort`](StepMachine::abort) | drops the step | nothing |
 //!
@@ -27,7 +27,8 @@
 //!
 //! Where replicas [divide optimizer state](crate::StateOver::World), the gathers of updated slices
 //! outlast the step, and a step that is aborted. A gather of the shard group waits for that of its
-//! unit's slices, and one that is issued ahead is not issued before it: `watching` names it.
+//! unit's slices, and one that is issued ahead is not issued before it: `watching` names it. In
+//! [one sequence](Sequences::One) slices are gathered in the forward, each before its unit.
 //!
 //! An all-reduce may begin while the backward goes on, as soon as the reduce-scatter before it is
 //! complete. [`watching`](StepMachine::watching) names that reduce-scatter: its completion, and no
@@ -70,7 +71,7 @@ mod tests;
 mod training;
 
 pub use self::dry_run::DryRun;
-pub use self::exchange::{Conclusion, Exchange, Headers, NextUnit, UnitUse};
+pub use self::exchange::{Batches, Conclusion, Exchange, Headers, NextUnit, UnitUse};
 pub use self::inputs::{Begin, Intent, Refused};
 pub use self::machine::StepMachine;
 pub use self::output::{Call, Kind, Members, Operation, Output, Source, Target};

@@ -7,7 +7,7 @@
 
 use hsdp_comm::Stage;
 use hsdp_sharding::Rank;
-use hsdp_sharding::step::{EvaluationKind, Exchange, Headers, Intent};
+use hsdp_sharding::step::{Batches, EvaluationKind, Exchange, Headers, Intent};
 
 use crate::agree::comparison;
 use crate::error::{DataError, Error};
@@ -41,13 +41,22 @@ pub(crate) struct StepHeader {
     pub(crate) slices: SlicesSay,
 }
 
-/// What a rank says of the gathers of the last update's slices.
+/// A rank's record of the gathers of the last update's slices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SlicesSay {
     /// They are complete, or under way in the epoch of the record.
     Gathered,
     /// Some are lost, or were not issued.
     Lost,
+}
+
+impl SlicesSay {
+    fn flag(self) -> u64 {
+        match self {
+            Self::Gathered => 0,
+            Self::Lost => LOST_SLICES,
+        }
+    }
 }
 
 /// The result of the headers of all ranks.
@@ -87,10 +96,7 @@ impl StepHeader {
                     Shutdown::Asked => SHUTDOWN,
                 }
                 | self.samples.map_or(0, |_| NAMES_SAMPLES)
-                | match self.slices {
-                    SlicesSay::Gathered => 0,
-                    SlicesSay::Lost => LOST_SLICES,
-                },
+                | self.slices.flag(),
             self.step,
             self.committed,
             microbatches.map_or(UNKNOWN, |count| count as u64),
@@ -205,15 +211,20 @@ fn supply(gathered: &[u64], protocol: &'static str, own: Rank) -> Result<Supply,
     Ok(Supply::of(gathered.chunks_exact(MICROBATCH_WORDS).map(input)))
 }
 
-/// The flag of a rank whose evaluation gathers for a backward, beside [`EXHAUSTED`].
+/// The flag of a rank whose evaluation gathers for a backward, beside [`EXHAUSTED`] and
+/// [`LOST_SLICES`].
 const WITH_BACKWARD: u64 = 2;
 
 /// Encodes the record of a rank before each batch of an evaluation, and once more when it has no
 /// more batches. PROTOCOL.md, "Evaluation".
-pub(crate) fn encode_batch(input: Input, kind: EvaluationKind) -> [u64; MICROBATCH_WORDS] {
+pub(crate) fn encode_batch(
+    input: Input,
+    kind: EvaluationKind,
+    slices: SlicesSay,
+) -> [u64; MICROBATCH_WORDS] {
     let [magic, flags] = encode_microbatch(input);
     let with_backward = if kind == EvaluationKind::WithBackward { WITH_BACKWARD } else { 0 };
-    [magic, flags | with_backward]
+    [magic, flags | with_backward | slices.flag()]
 }
 
 /// Decodes the records of all ranks about a batch.
@@ -221,7 +232,7 @@ pub(crate) fn encode_batch(input: Input, kind: EvaluationKind) -> [u64; MICROBAT
 /// # Errors
 /// `Disagreement` names the first rank whose protocol differs from this rank's, or the first one
 /// with another kind of evaluation, the same on all ranks.
-pub(crate) fn decode_batches(gathered: &[u64], own: Rank) -> Result<Supply, Error> {
+pub(crate) fn decode_batches(gathered: &[u64], own: Rank) -> Result<Batches, Error> {
     let supply = supply(gathered, "the protocol of the batches", own)?;
     let kind = |record: &[u64]| record[1] & WITH_BACKWARD;
     let kinds: Vec<u64> = gathered.chunks_exact(MICROBATCH_WORDS).map(kind).collect();
@@ -235,7 +246,8 @@ pub(crate) fn decode_batches(gathered: &[u64], own: Rank) -> Result<Supply, Erro
         let what = "the kind of the evaluation".into();
         return Err(Error::Disagreement { what, rank, got, other, want });
     }
-    Ok(supply)
+    let mut records = gathered.chunks_exact(MICROBATCH_WORDS);
+    Ok(Batches { supply, gathers_again: records.any(|record| record[1] & LOST_SLICES != 0) })
 }
 
 /// Compares the first words of the records of all ranks.

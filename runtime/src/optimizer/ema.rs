@@ -73,7 +73,8 @@ pub struct Ema {
 impl Ema {
     /// An average of the parameters and buffers of this moment. `decay` is the fraction of the
     /// average that an update keeps; ranks compare it with the options of optimizers. Not
-    /// collective, and the same on all ranks.
+    /// collective, and the same on all ranks. With [`StateOver::World`](crate::StateOver::World)
+    /// behind an update it waits for the updates of other replicas.
     ///
     /// # Errors
     /// [`Error::Options`] if `decay` is not from 0 to below 1, or if the model is updated on a

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use hsdp_comm::{Error as CommError, Stage, Tag};
 use hsdp_kernels::cuda::Seen;
 use hsdp_sharding::step::{
-    Conclusion, EvaluationKind, Exchange, Intent, NextUnit, Operation, Output, Refused,
-    StepMachine, Supply, UnitUse,
+    Batches, Conclusion, EvaluationKind, Exchange, Intent, NextUnit, Operation, Output, Refused,
+    StepMachine, UnitUse,
 };
 use hsdp_sharding::{BufferRule, Param, ParamId, Rank, UnitId};
 
@@ -96,7 +96,7 @@ pub(crate) struct EngineState {
 enum UpdateSlices {
     /// All ranks have all slices, or replicas divide no state.
     Whole,
-    /// All gathers were issued in this epoch of the world.
+    /// All gathers were issued in this epoch of the world, or are due in it.
     Issued { epoch: u64 },
     /// Some were not issued, or have failed.
     Lost,
@@ -223,9 +223,16 @@ impl EngineState {
 
     /// Begins the update of the last step, if all ranks have agreed on one, and notes its options.
     /// Until [`commit`](Self::commit) some parameters may be updated, and others not.
-    pub(crate) fn begin_update(&mut self, epoch: u64, gradients: &Gradients, options: String) {
+    pub(crate) fn begin_update(
+        &mut self,
+        context: &Context,
+        gradients: &Gradients,
+        options: String,
+    ) {
         if gradients.verdict == Verdict::Apply {
-            self.update = UpdateSlices::Issued { epoch };
+            if context.plan.divides_state() {
+                self.update = UpdateSlices::Issued { epoch: context.world.epoch() };
+            }
             let clipped = &gradients.clipping.lines;
             self.updated.note(self.next_step, options, gradients.max_norm, clipped);
             self.half_updated = Some(gradients.step);
@@ -265,8 +272,15 @@ impl EngineState {
             match output {
                 Output::Exchange(exchange) => {
                     let conclusion = self.exchange(context, exchange)?;
+                    let gathers_again = matches!(
+                        conclusion,
+                        Conclusion::Batches(Batches { gathers_again: true, .. })
+                    );
                     let concluded = self.machine.conclude(conclusion);
                     concluded.map_err(|refused| self.refused(context, operation, refused))?;
+                    if gathers_again && self.machine.has_microbatch() {
+                        self.update = UpdateSlices::Issued { epoch: context.world.epoch() };
+                    }
                     self.note_absent(context, exchange);
                     has_agreed |= matches!(exchange, Exchange::Unit { .. });
                 }
@@ -353,7 +367,11 @@ impl EngineState {
         let site = context.site("gather of slices", self.next_step);
         let tag = context.tag_of_slices(unit, self.next_step);
         context.events.push(Event::GatherSlices { unit });
-        self.slices.issue(site, tag, unit, &mut shards[unit.index()])
+        let issued = self.slices.issue(site, tag, unit, &mut shards[unit.index()]);
+        if issued.is_err() {
+            self.update = UpdateSlices::Lost;
+        }
+        issued
     }
 
     /// Runs a part of the work on slices. A failure is told to the other ranks, in a step or an
@@ -379,8 +397,8 @@ impl EngineState {
     }
 
     /// Takes the buffers of shards back from gathers of slices, for reads of this rank's slices.
-    /// Waits for gathers that are under way, and for no other rank's call. Returns whether the
-    /// shards are whole.
+    /// Waits for gathers that are under way, and so for the updates of other replicas. Returns
+    /// whether the shards are whole.
     ///
     /// # Errors
     /// If another thread still uses a buffer after the deadline of the world.
@@ -393,48 +411,40 @@ impl EngineState {
             UpdateSlices::Whole => true,
             // A device may have issued a gather that its epoch has ended.
             UpdateSlices::Issued { epoch } => {
-                !context.issues_in_one_order() || epoch == context.world.epoch()
+                !self.machine.has_slices_due()
+                    && (!context.issues_in_one_order() || epoch == context.world.epoch())
             }
             UpdateSlices::Lost => false,
         })
     }
 
-    /// Has slices gathered once more if a rank has lost some. Collective over the world.
+    /// Waits until the shards are whole, outside of a step. If a rank has lost slices, all ranks
+    /// gather all of them once more. Collective over the world.
     ///
     /// # Errors
     /// Errors of an all-gather, and of gathers.
-    pub(super) fn agree_on_slices(&mut self, context: &Context) -> Result<(), Error> {
-        if !context.plan.divides_state() {
-            return Ok(());
-        }
+    pub(super) fn await_slices(&mut self, context: &Context) -> Result<(), Error> {
         let operation = "gather of slices";
         let tag = context.tag(None, Stage::GatherSlices, self.next_step, 0);
         let is_lost = u64::from(self.slices_say(context) == SlicesSay::Lost);
         let any = |said: &[u64]| said.iter().any(|said| *said != 0);
-        if !context.control.exchange(tag, [is_lost], any)? {
-            return Ok(());
+        if context.control.exchange(tag, [is_lost], any)? {
+            let asked = self.machine.gather_again();
+            asked.map_err(|refused| self.refused(context, operation, refused))?;
+            self.update = UpdateSlices::Issued { epoch: context.world.epoch() };
         }
-        self.update = UpdateSlices::Issued { epoch: context.world.epoch() };
-        let asked = self.machine.gather_again();
-        asked.map_err(|refused| self.refused(context, operation, refused))?;
-        let driven = self.drive(context, operation);
-        driven.inspect_err(|_| self.machine.abort()).map(drop)
-    }
-
-    /// Waits until the shards are whole, outside of a step. Collective over the world.
-    ///
-    /// # Errors
-    /// Errors of [`agree_on_slices`](Self::agree_on_slices).
-    pub(super) fn await_slices(&mut self, context: &Context) -> Result<(), Error> {
-        if !context.plan.divides_state() {
-            return Ok(());
-        }
-        self.agree_on_slices(context)?;
-        let operation = "gather of slices";
         let asked = self.machine.await_slices();
         asked.map_err(|refused| self.refused(context, operation, refused))?;
         let driven = self.drive(context, operation);
-        driven.inspect_err(|_| self.machine.abort()).map(drop)
+        driven.inspect_err(|_| self.abort_machine()).map(drop)
+    }
+
+    /// Aborts the machine's step or evaluation. Gathers of slices that it was to issue are lost.
+    pub(super) fn abort_machine(&mut self) {
+        if self.machine.has_slices_due() {
+            self.update = UpdateSlices::Lost;
+        }
+        self.machine.abort();
     }
 
     /// Returns the units in the order of updates, which all ranks have agreed on.
@@ -443,7 +453,8 @@ impl EngineState {
     }
 
     /// Has the slices of a unit that was updated gathered over the replicas, if these divide its
-    /// state. If another rank has ended the epoch or the world, the update goes on without gathers:
+    /// state: now, or where operations go in one sequence, before the unit's next gather. If
+    /// another rank has ended the epoch or the world, the update goes on without gathers:
     /// the next call has that error, and the slices are gathered where a step or an evaluation
     /// begins.
     ///
@@ -455,13 +466,10 @@ impl EngineState {
         }
         let asked = self.machine.updated(unit);
         asked.map_err(|refused| self.refused(context, "optimizer step", refused))?;
-        let output = self.machine.poll();
-        debug_assert_eq!(output, Some(Output::GatherSlices(unit)), "nothing else is due");
+        let Some(output) = self.machine.poll() else { return Ok(()) };
+        assert_eq!(output, Output::GatherSlices(unit), "nothing else is due");
         match self.gather_slices(context, unit) {
-            Err(Error::Comm(CommError::World(_) | CommError::StepAborted { .. })) => {
-                self.update = UpdateSlices::Lost;
-                Ok(())
-            }
+            Err(Error::Comm(CommError::World(_) | CommError::StepAborted { .. })) => Ok(()),
             issued => issued,
         }
     }
@@ -495,32 +503,36 @@ impl EngineState {
             }
             Exchange::Microbatch(input) => {
                 let said = header::encode_microbatch(input);
-                self.ask_for_data(context, Stage::Header, said, header::decode_microbatches)
+                let decode = header::decode_microbatches;
+                let supply = self.ask_for_data(context, Stage::Header, said, decode)?;
+                Ok(Conclusion::Supply(supply))
             }
             Exchange::Unit { says, place } => self.agree_on_unit(context, says, place),
             Exchange::Weights => self.agree_on_weights(context),
             Exchange::Interim { all_reduces } => self.ask_for_overflow(context, all_reduces),
             Exchange::Statement => self.state_step(context),
             Exchange::Batch(input) => {
-                let said = header::encode_batch(input, self.evaluation_mut().kind);
-                self.ask_for_data(context, Stage::Evaluation, said, header::decode_batches)
+                let kind = self.evaluation_mut().kind;
+                let said = header::encode_batch(input, kind, self.slices_say(context));
+                let decode = header::decode_batches;
+                let batches = self.ask_for_data(context, Stage::Evaluation, said, decode)?;
+                Ok(Conclusion::Batches(batches))
             }
             Exchange::Mean => self.add_up(context),
         }
     }
 
     /// Learns which ranks have another microbatch, or another batch.
-    fn ask_for_data(
+    fn ask_for_data<T>(
         &mut self,
         context: &Context,
         stage: Stage,
         said: [u64; Exchange::MICROBATCH],
-        decode: fn(&[u64], Rank) -> Result<Supply, Error>,
-    ) -> Result<Conclusion, Error> {
+        decode: fn(&[u64], Rank) -> Result<T, Error>,
+    ) -> Result<T, Error> {
         let tag = context.tag(None, stage, self.next_step, self.machine.microbatches());
         let decode = |said: &[u64]| decode(said, context.rank());
-        let supply = context.control.exchange_in_step(tag, said, decode)??;
-        Ok(Conclusion::Supply(supply))
+        context.control.exchange_in_step(tag, said, decode)?
     }
 
     /// After an exchange about data: notes the ranks that take part without their programs, in the
@@ -623,10 +635,14 @@ impl EngineState {
         let driven = self.drive(context, "begin_step");
         let agreed = self.opening.take().and_then(|opening| opening.agreed);
         if let Err(error) = driven {
-            self.machine.abort();
+            self.abort_machine();
             return Err(error);
         }
-        Ok(agreed.expect("the ranks have exchanged headers"))
+        let agreed = agreed.expect("the ranks have exchanged headers");
+        if agreed.headers.gathers_again && self.machine.is_in_step() {
+            self.update = UpdateSlices::Issued { epoch: context.world.epoch() };
+        }
+        Ok(agreed)
     }
 
     /// Exchanges step headers.
@@ -638,9 +654,6 @@ impl EngineState {
         let agreed = context.control.exchange(tag, header.encode(), StepHeader::agree)?;
         let agreed = agreed.map_err(|error| comparison::in_detail(context, last, error))?;
         let headers = agreed.headers.clone();
-        if headers.gathers_again {
-            self.update = UpdateSlices::Issued { epoch: context.world.epoch() };
-        }
         opening.agreed = Some(agreed);
         Ok(Conclusion::Headers(headers))
     }

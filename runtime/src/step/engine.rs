@@ -355,7 +355,7 @@ impl Engine {
             self.context.world.set_absent(&[]);
         }
         state.attempt = None;
-        state.machine.abort();
+        state.abort_machine();
         state.gathers = UnitGathers::default();
         state.reductions = UnitReductions::new(&self.context);
         state.buffers.discard();
@@ -472,7 +472,8 @@ impl Engine {
     }
 
     /// Waits for the state, and takes the buffers of shards back from gathers of slices, so that
-    /// this rank's slices can be read. Returns also whether the shards are whole. Not collective.
+    /// this rank's slices can be read. Returns also whether the shards are whole. Waits for the
+    /// updates of other replicas, which issue the gathers, too.
     ///
     /// # Errors
     /// The end of the world, if an update of slices has stopped in its middle.
@@ -482,6 +483,8 @@ impl Engine {
             return Err(self.end_half_updated(half));
         }
         let are_whole = state.settle_slices(&self.context)?;
+        // Averages are whole.
+        let are_whole = are_whole || state.own_shards.is_some();
         Ok((state, are_whole))
     }
 
@@ -492,11 +495,10 @@ impl Engine {
     /// Errors of the exchange and of gathers of slices; [`Error::Misuse`] in a step; the end of the
     /// world, if an update of slices has stopped in its middle.
     pub(crate) fn await_slices(&self) -> Result<(), Error> {
-        let mut state = self.state();
-        if let Some(half) = state.half_updated.filter(|_| self.context.plan.divides_state()) {
-            return Err(self.end_half_updated(half));
+        if !self.context.plan.divides_state() {
+            return Ok(());
         }
-        state.await_slices(&self.context)
+        self.state_between_steps("await_slices")?.await_slices(&self.context)
     }
 
     /// Waits for the state, if no step is under way, and the last update has ended. A step that was
@@ -512,7 +514,7 @@ impl Engine {
         let Some(attempt) = &state.attempt else {
             // A panic may have left the machine where a step opens.
             if !state.machine.is_between() {
-                state.machine.abort();
+                state.abort_machine();
             }
             return Ok(state);
         };
@@ -604,7 +606,6 @@ impl Engine {
     /// Begins an evaluation. Not collective.
     pub(crate) fn begin_evaluation(&self, kind: EvaluationKind) -> Result<OpenedEvaluation, Error> {
         let mut state = self.state_between_steps("evaluation")?;
-        state.agree_on_slices(&self.context)?;
         state.machine.evaluate(kind).expect("no step is under way");
         state.evaluations += 1;
         self.context.world.set_step(state.next_step);

@@ -37,25 +37,32 @@ pub struct DryRun {
     pub microbatches: Vec<Vec<Output>>,
     /// Outputs after the last microbatch.
     pub finish: Vec<Output>,
-    /// Outputs after the update, if replicas divide state.
+    /// Outputs after the update, if replicas divide state. In one sequence there are none.
     pub update: Vec<Output>,
 }
 
 impl DryRun {
     /// Runs the first step of a model: of `microbatches` microbatches if the number is given, and
-    /// of `count` if ranks ask each other.
+    /// of `count` if ranks ask each other. In one sequence there is an update before it, if
+    /// replicas divide state: its slices are gathered in the first forward.
     ///
     /// # Panics
     /// If the number is 0.
     #[must_use]
     pub fn of(plan: &Arc<Plan>, rules: Rules, microbatches: Option<usize>, count: usize) -> Self {
         let mut host = DryHost::new(plan, rules);
+        let updated = || plan.update_order().filter(|_| plan.divides_state());
+        if rules.is_one_sequence() {
+            for unit in updated() {
+                host.feed(|machine| machine.updated(unit));
+            }
+        }
         let opening = host.feed(|machine| machine.begin(Begin::step(0, microbatches)));
         let each = 0..microbatches.unwrap_or(count);
         let microbatches = each.map(|_| host.microbatch(plan)).collect();
         let finish = host.feed(StepMachine::finish);
-        let updated = plan.update_order().filter(|_| plan.divides_state());
-        let update = updated.flat_map(|unit| host.feed(|machine| machine.updated(unit))).collect();
+        let update =
+            updated().flat_map(|unit| host.feed(|machine| machine.updated(unit))).collect();
         Self { opening, microbatches, finish, update }
     }
 
@@ -156,9 +163,7 @@ impl DryHost {
         let supply = |input: Input| Supply::of((0..self.ranks).map(|_| input));
         match exchange {
             Exchange::Headers => Conclusion::Headers(Headers::of_data(self.ranks)),
-            Exchange::Microbatch(input) | Exchange::Batch(input) => {
-                Conclusion::Supply(supply(input))
-            }
+            Exchange::Microbatch(input) => Conclusion::Supply(supply(input)),
             Exchange::Unit { says, place } => {
                 let (place, next) = NextUnit::of(&vec![(says, place); self.ranks], &self.declared);
                 Conclusion::Unit(place, next)

@@ -1,7 +1,7 @@
 //! An evaluation: forwards between steps. Those of an evaluation with a backward take part in the
 //! backward of another model.
 
-use super::exchange::{Conclusion, Exchange};
+use super::exchange::{Batches, Conclusion, Exchange};
 use super::gathers::GatherQueue;
 use super::inputs::{Goal, Refused};
 use super::order::PlanOrders;
@@ -78,12 +78,15 @@ impl EvaluationCourse {
     }
 
     /// Takes the conclusion from an exchange. If a rank has another batch, all gather along.
-    pub(super) fn conclude(&mut self, conclusion: Conclusion, orders: &PlanOrders) {
+    pub(super) fn conclude(&mut self, conclusion: Conclusion, orders: &mut PlanOrders) {
         match conclusion {
-            Conclusion::Supply(supply) => {
+            Conclusion::Batches(Batches { supply, gathers_again }) => {
                 self.progress = if supply.ready.is_empty() {
                     BatchProgress::Over
                 } else {
+                    if gathers_again {
+                        orders.gather_again();
+                    }
                     self.gathers.begin(orders);
                     BatchProgress::InBatch
                 };
@@ -107,7 +110,6 @@ impl EvaluationCourse {
             | Goal::Loss
             | Goal::Gradients(_)
             | Goal::Slices(_)
-            | Goal::SlicesAgain
             | Goal::WholeShards => None,
         }
     }

@@ -43,7 +43,8 @@ impl Exchange {
     pub(super) fn has(self, conclusion: &Conclusion) -> bool {
         match self {
             Self::Headers => matches!(conclusion, Conclusion::Headers(_)),
-            Self::Microbatch(_) | Self::Batch(_) => matches!(conclusion, Conclusion::Supply(_)),
+            Self::Microbatch(_) => matches!(conclusion, Conclusion::Supply(_)),
+            Self::Batch(_) => matches!(conclusion, Conclusion::Batches(_)),
             Self::Unit { .. } => matches!(conclusion, Conclusion::Unit(..)),
             Self::Interim { .. } => matches!(conclusion, Conclusion::Overflow(_)),
             _ => *conclusion == Conclusion::Agreed,
@@ -142,13 +143,25 @@ impl Headers {
     }
 }
 
+/// Conclusion from the records of all ranks about the next batch of an evaluation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batches {
+    /// Ranks with and without another batch.
+    pub supply: Supply,
+    /// Whether a rank has lost a gather of slices: then all ranks gather all slices once more,
+    /// unless no rank has another batch.
+    pub gathers_again: bool,
+}
+
 /// The conclusion of all ranks from the records that they have exchanged. It is equal on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Conclusion {
     /// From [`Exchange::Headers`].
     Headers(Headers),
-    /// From [`Exchange::Microbatch`] and [`Exchange::Batch`].
+    /// From [`Exchange::Microbatch`].
     Supply(Supply),
+    /// From [`Exchange::Batch`].
+    Batches(Batches),
     /// From [`Exchange::Unit`]: the place after which it comes, and what follows there.
     Unit(usize, NextUnit),
     /// From [`Exchange::Interim`]: the largest number of all-reduces that a rank has issued, if a

@@ -228,16 +228,16 @@ impl GatherQueue {
         self.states.len().min(place.saturating_add(prefetch).saturating_add(1))
     }
 
-    /// Issues the next gather, if fewer than `end` were issued. If the slices of its unit are being
-    /// gathered, waits for them first.
+    /// Issues the next gather, if fewer than `end` were issued, behind the gather of its unit's
+    /// slices.
     pub(super) fn issue_next(&mut self, orders: &PlanOrders, end: usize) -> Option<Output> {
         let place = self.issued;
         if place >= end.min(self.states.len()) {
             return None;
         }
-        let wait = orders.slices.wait(self.gather(place).unit, &orders.rules);
-        if wait.is_some() {
-            return wait;
+        let before = orders.slices.before_gather(self.gather(place).unit, &orders.rules);
+        if before.is_some() {
+            return before;
         }
         self.states[place] = GatherState::Issued;
         self.issued += 1;

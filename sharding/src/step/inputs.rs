@@ -64,8 +64,6 @@ pub(super) enum Goal {
     Finish,
     /// The gather of a unit's updated slices.
     Slices(UnitId),
-    /// The gathers of all slices, once more.
-    SlicesAgain,
     /// The ends of all gathers of slices.
     WholeShards,
 }

@@ -144,6 +144,13 @@ impl StepMachine {
         }
     }
 
+    /// Returns whether gathers of slices are due: in one sequence between an update and the gathers
+    /// of its units, and otherwise between an agreement to gather slices again and the next output.
+    #[must_use]
+    pub fn has_slices_due(&self) -> bool {
+        self.orders.slices.has_due()
+    }
+
     /// Returns whether neither a step nor an evaluation is under way, and the last input is
     /// answered.
     #[must_use]
@@ -299,7 +306,8 @@ impl StepMachine {
     }
 
     /// Has updated its slice of a unit. Collective over the replicate group, in the plan's
-    /// [order of updates](Plan::update_order).
+    /// [order of updates](Plan::update_order). In [one sequence](Sequences::One) nothing follows:
+    /// the slices are gathered just before the unit's next gather, and so during the forward.
     ///
     /// # Errors
     /// [`Refused::NoSuchUnit`]; [`Refused::Frozen`] if the unit is frozen; [`Refused::OutOfTurn`]
@@ -308,30 +316,33 @@ impl StepMachine {
     pub fn updated(&mut self, unit: UnitId) -> Result<(), Refused> {
         self.check_unit(unit)?;
         self.check_between("updated")?;
-        if !self.plan().divides_state() || self.orders.slices.is_under_way(unit) {
+        let PlanOrders { slices, .. } = &self.orders;
+        let is_whole = !slices.is_due(unit) && !slices.is_under_way(unit);
+        if !self.plan().divides_state() || !is_whole {
             return Err(Refused::OutOfTurn { input: "updated" });
         }
         if !self.plan().spec()[unit].is_trainable() {
             return Err(Refused::Frozen { unit });
         }
+        self.orders.slices.make_due(unit);
         self.goal = Goal::Slices(unit);
         Ok(())
     }
 
     /// Has the slices of all units gathered once more, outside of a step: gathers of the last
-    /// update were lost on a rank, and all ranks know it. Collective over the replicate group.
-    /// Where a step begins, the headers say so ([`Headers::gathers_again`](super::Headers)).
+    /// update were lost on a rank, and all ranks know it. They follow the next input. Where a step begins, the headers say so ([`Headers::gathers_again`](super::Headers)), and in
+    /// an evaluation the records about batches ([`Batches::gathers_again`](super::Batches)).
     ///
     /// # Errors
     /// [`Refused::OutOfTurn`].
     pub fn gather_again(&mut self) -> Result<(), Refused> {
         self.check_between("gather_again")?;
         self.orders.gather_again();
-        self.goal = Goal::SlicesAgain;
         Ok(())
     }
 
-    /// Needs whole shards outside of a step: waits for the gathers of slices that are under way.
+    /// Needs whole shards outside of a step: issues the gathers of slices that are due, and waits
+    /// for those that are under way. Collective over the replicate group in one sequence.
     ///
     /// # Errors
     /// [`Refused::OutOfTurn`].
@@ -350,7 +361,8 @@ impl StepMachine {
     }
 
     /// Ends the step or the evaluation that is under way. The order of units that it has found is
-    /// forgotten: another rank may not have found it.
+    /// forgotten: another rank may not have found it. So are gathers of slices that are
+    /// [due](Self::has_slices_due).
     pub fn abort(&mut self) {
         self.state = MachineState::Between;
         self.goal = Goal::Nothing;
@@ -377,6 +389,9 @@ impl StepMachine {
             return None;
         }
         let output = self.next();
+        if let Some(Output::GatherSlices(unit)) = output {
+            self.orders.slices.issued(unit);
+        }
         let is_answered = match output {
             None => true,
             Some(Output::Hand { .. }) => matches!(self.goal, Goal::Unit(_)),
@@ -399,20 +414,18 @@ impl StepMachine {
     /// Returns the next output to the goal.
     fn next(&mut self) -> Option<Output> {
         if self.goal != Goal::Nothing
-            && let Some(output) = self.orders.slices.issue_again()
+            && !self.orders.rules.is_one_sequence()
+            && let Some(output) = self.orders.slices_due_next()
         {
             return Some(output);
         }
         match &mut self.state {
-            MachineState::Between => match self.goal {
-                Goal::Slices(unit) => Some(self.orders.slices.issue(unit)),
-                Goal::WholeShards => self.orders.slices.wait_for_any(&self.orders.rules),
-                _ => None,
-            },
+            MachineState::Between if self.goal == Goal::WholeShards => {
+                self.orders.whole_shards_next()
+            }
+            MachineState::Between => None,
             MachineState::Opening(opening) => {
-                let Self { orders, .. } = self;
-                let whole =
-                    opening.compares_replicas().then(|| orders.slices.wait_for_any(&orders.rules));
+                let whole = opening.compares_replicas().then(|| self.orders.whole_shards_next());
                 whole.flatten().or_else(|| Some(opening.next()))
             }
             MachineState::Step(step) => step.next(self.goal, &mut self.orders),

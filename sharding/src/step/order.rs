@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::output::Output;
 use super::rules::{Rules, UnitOrder};
 use super::slices::SliceGathers;
 use crate::{Plan, UnitId};
@@ -65,7 +66,21 @@ impl PlanOrders {
     /// Has the slices of all units gathered once more.
     pub(super) fn gather_again(&mut self) {
         let plan = Arc::clone(&self.current().plan);
-        self.slices.gather_again(plan.update_order());
+        plan.update_order().for_each(|unit| self.slices.make_due(unit));
+    }
+
+    /// Issues the first gather of slices that is due, in the order of updates.
+    pub(super) fn slices_due_next(&self) -> Option<Output> {
+        if !self.slices.has_due() {
+            return None;
+        }
+        let mut order = self.current().plan.update_order();
+        order.find(|unit| self.slices.is_due(*unit)).map(Output::GatherSlices)
+    }
+
+    /// Issues the gathers of slices that are due, and waits for all of them.
+    pub(super) fn whole_shards_next(&self) -> Option<Output> {
+        self.slices_due_next().or_else(|| self.slices.wait_for_any(&self.rules))
     }
 
     /// Returns the order of the next operation.

@@ -1,7 +1,5 @@
-//! The gathers of updated slices over the replicas. They are issued after a step, and may be under
-//! way in the next one.
-
-use std::collections::VecDeque;
+//! The gathers of updated slices over the replicas. They may be under way in the step that follows
+//! the update.
 
 use super::output::{Operation, Output};
 use super::rules::Rules;
@@ -10,60 +8,81 @@ use crate::UnitId;
 /// The gathers of a model's slices.
 #[derive(Debug)]
 pub(super) struct SliceGathers {
-    /// Whether a gather is under way, by unit.
-    under_way: Vec<bool>,
-    /// Units whose slices all ranks gather once more, in the order of issue.
-    again: VecDeque<UnitId>,
+    /// The state of each unit.
+    units: Vec<UnitSlices>,
+}
+
+/// How far the gather of a unit's slices is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum UnitSlices {
+    /// The shard is whole, as far as the machine knows.
+    Whole,
+    /// The gather is to be issued: next, or in one sequence before the unit's next gather.
+    Due,
+    /// The gather is under way.
+    UnderWay,
 }
 
 impl SliceGathers {
     /// Makes the state of a model of this many units, whose shards are whole.
     pub(super) fn new(units: usize) -> Self {
-        Self { under_way: vec![false; units], again: VecDeque::new() }
+        Self { units: vec![UnitSlices::Whole; units] }
+    }
+
+    /// Returns whether the gather of a unit is to be issued.
+    pub(super) fn is_due(&self, unit: UnitId) -> bool {
+        self.units[unit.index()] == UnitSlices::Due
     }
 
     /// Returns whether the gather of a unit is under way.
     pub(super) fn is_under_way(&self, unit: UnitId) -> bool {
-        self.under_way[unit.index()]
+        self.units[unit.index()] == UnitSlices::UnderWay
     }
 
-    /// Issues the gather of a unit.
-    pub(super) fn issue(&mut self, unit: UnitId) -> Output {
-        self.under_way[unit.index()] = true;
-        Output::GatherSlices(unit)
+    /// Returns whether gathers are to be issued.
+    pub(super) fn has_due(&self) -> bool {
+        self.units.contains(&UnitSlices::Due)
     }
 
-    /// Has units gathered once more.
-    pub(super) fn gather_again(&mut self, units: impl Iterator<Item = UnitId>) {
-        self.again = units.collect();
+    /// Has a unit gathered.
+    pub(super) fn make_due(&mut self, unit: UnitId) {
+        self.units[unit.index()] = UnitSlices::Due;
     }
 
-    /// Issues the next gather that all ranks make once more.
-    pub(super) fn issue_again(&mut self) -> Option<Output> {
-        let unit = self.again.pop_front()?;
-        Some(self.issue(unit))
-    }
-
-    /// Returns the wait for the gather of a unit, if it is under way.
-    pub(super) fn wait(&self, unit: UnitId, rules: &Rules) -> Option<Output> {
-        let operation = Operation::GatherSlices(unit);
-        let wait = if rules.is_one_sequence() { Output::Follow } else { Output::Await };
-        self.is_under_way(unit).then(|| wait(operation))
-    }
-
-    /// Returns the wait for one of the gathers that are under way.
-    pub(super) fn wait_for_any(&self, rules: &Rules) -> Option<Output> {
-        let unit = self.under_way.iter().position(|is_under_way| *is_under_way)?;
-        self.wait(UnitId::new(unit), rules)
+    /// Notes that the gather of a unit was issued.
+    pub(super) fn issued(&mut self, unit: UnitId) {
+        self.units[unit.index()] = UnitSlices::UnderWay;
     }
 
     /// Notes that the gather of a unit is complete.
     pub(super) fn complete(&mut self, unit: UnitId) {
-        self.under_way[unit.index()] = false;
+        self.units[unit.index()] = UnitSlices::Whole;
     }
 
-    /// Notes that a step or an evaluation was aborted. The host knows whether gathers are lost.
-    pub(super) fn abort(&mut self) {
-        self.again.clear();
+    /// Returns what comes before a gather of a unit: the gather of its slices, or the wait for it.
+    pub(super) fn before_gather(&self, unit: UnitId, rules: &Rules) -> Option<Output> {
+        match self.units[unit.index()] {
+            UnitSlices::Whole => None,
+            UnitSlices::Due => Some(Output::GatherSlices(unit)),
+            UnitSlices::UnderWay => Some(wait(unit, rules)),
+        }
     }
+
+    /// Returns the wait for one of the gathers that are under way.
+    pub(super) fn wait_for_any(&self, rules: &Rules) -> Option<Output> {
+        let unit = self.units.iter().position(|state| *state == UnitSlices::UnderWay)?;
+        Some(wait(UnitId::new(unit), rules))
+    }
+
+    /// Forgets gathers that are due, since a step or an evaluation was aborted. The host knows that
+    /// they are lost.
+    pub(super) fn abort(&mut self) {
+        let due = self.units.iter_mut().filter(|state| **state == UnitSlices::Due);
+        due.for_each(|state| *state = UnitSlices::Whole);
+    }
+}
+
+fn wait(unit: UnitId, rules: &Rules) -> Output {
+    let operation = Operation::GatherSlices(unit);
+    if rules.is_one_sequence() { Output::Follow(operation) } else { Output::Await(operation) }
 }

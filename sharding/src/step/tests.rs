@@ -151,7 +151,10 @@ fn the_exchange_of_sums_ends_an_evaluation() {
     let plan = Plan::new(three_units(), mesh, options).expect("a plan");
     let mut machine = StepMachine::new(Arc::new(plan), rules);
     let batch = |own: Input| Some(Output::Exchange(Exchange::Batch(own)));
-    let supply = |own: Input| Conclusion::Supply(Supply::of([own, Input::Exhausted].into_iter()));
+    let supply = |own: Input| {
+        let supply = Supply::of([own, Input::Exhausted].into_iter());
+        Conclusion::Batches(Batches { supply, gathers_again: false })
+    };
 
     machine.evaluate(EvaluationKind::ForwardOnly).expect("no step is under way");
     machine.begin_batch().expect("an evaluation");

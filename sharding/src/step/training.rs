@@ -294,7 +294,9 @@ impl StepCourse {
             Conclusion::Overflow(limit) => {
                 self.stage = FinishStage::AllReducing { limit: limit.unwrap_or(usize::MAX) };
             }
-            Conclusion::Headers(_) | Conclusion::Agreed => self.knows_weights = true,
+            Conclusion::Headers(_) | Conclusion::Batches(_) | Conclusion::Agreed => {
+                self.knows_weights = true;
+            }
         }
         Ok(())
     }
@@ -328,7 +330,7 @@ impl StepCourse {
     /// Returns the next output to the goal; `None` if it is answered.
     pub(super) fn next(&mut self, goal: Goal, orders: &mut PlanOrders) -> Option<Output> {
         match goal {
-            Goal::Begin | Goal::Slices(_) | Goal::SlicesAgain | Goal::WholeShards => None,
+            Goal::Begin | Goal::Slices(_) | Goal::WholeShards => None,
             // A reduction over the replicas may have become ready, or a gather ahead.
             Goal::Nothing => {
                 self.reduce_next(orders).or_else(|| self.gathers.prefetch_next(orders))

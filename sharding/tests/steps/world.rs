@@ -1,12 +1,12 @@
 //! A world of machines: an operation is complete when all of its members have issued it, and
 //! nothing else. Which rank goes on next is drawn.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use hsdp_sharding::step::{
-    Begin, Conclusion, EvaluationKind, Exchange, Headers, Input, Intent, NextUnit, Operation,
-    Output, Refused, Rules, Sequences, Source, StepMachine, Supply, UnitUse,
+    Batches, Begin, Conclusion, EvaluationKind, Exchange, Headers, Input, Intent, NextUnit,
+    Operation, Output, Refused, Rules, Sequences, Source, StepMachine, Supply, UnitUse,
 };
 use hsdp_sharding::{Axis, FullCopies, Phase, Plan, Rank, UnitId};
 
@@ -69,6 +69,8 @@ struct Member {
     issued: [usize; CHANNELS],
     /// The operations that are under way, with their keys.
     under_way: Vec<(Operation, Key)>,
+    /// Units whose slices are to be gathered.
+    due: BTreeSet<UnitId>,
     /// In one sequence: all operations so far, and how many of the first ones are complete.
     stream: Vec<Key>,
     drained: usize,
@@ -126,6 +128,7 @@ impl World {
             calls: 0,
             issued: [0; CHANNELS],
             under_way: Vec::new(),
+            due: BTreeSet::new(),
             stream: Vec::new(),
             drained: 0,
             used: 0,
@@ -160,17 +163,17 @@ impl World {
     }
 
     /// Gives all ranks their scripts. Ranks that have lost gathers of slices make them once more
-    /// first, except where headers say so.
+    /// first, except where headers or records about batches say so.
     fn load(&mut self, scripts: Vec<Vec<Call>>) {
         let first = scripts.first().and_then(|script| script.first());
-        let says_so = matches!(first, Some(Call::Begin(_)));
+        let says_so = matches!(first, Some(Call::Begin(_) | Call::Evaluate(_)));
         // An update gathers all slices.
         let is_update = matches!(first, Some(Call::Updated(_)));
         let again = self.lost && self.plan.divides_state() && !says_so && !is_update;
         self.lost &= !again && !is_update;
         for (member, mut script) in self.members.iter_mut().zip(scripts) {
             if again {
-                script.insert(0, Call::GatherAgain);
+                script.splice(..0, [Call::GatherAgain, Call::AwaitSlices]);
             }
             (member.script, member.calls, member.ended) = (script, 0, None);
             member.words.clear();
@@ -199,8 +202,10 @@ impl World {
                 }
             }
             if self.members.iter().all(|member| member.is_over()) {
-                let begins = |it: &Member| matches!(it.script.first(), Some(Call::Begin(_)));
-                let has_gathered = |it: &Member| begins(it) && it.ended.is_none();
+                // Each rank has gathered each unit in a step that has ended well.
+                let has_gathered = |it: &Member| {
+                    it.ended.is_none() && it.words.iter().any(|it| it == "<statement>")
+                };
                 self.lost &= !self.members.iter().all(has_gathered);
                 return self.check_ends();
             }
@@ -219,6 +224,9 @@ impl World {
         self.said.fill(0);
         for member in &mut self.members {
             member.machine.abort();
+            if self.plan.divides_state() {
+                member.due = self.plan.update_order().collect();
+            }
             (member.waits, member.issued) = (None, [0; CHANNELS]);
             (member.drained, member.calls) = (0, member.script.len());
             member.used = 0;
@@ -258,14 +266,14 @@ impl World {
 
     /// Does the next thing that a rank can do. Returns false if there is none.
     fn go_on(&mut self, rank: usize) -> Result<bool, String> {
-        self.drain(rank);
+        let has_drained = self.drain(rank);
         match self.members[rank].waits {
             Some(Wait::Operation(operation)) => return self.wait(rank, operation),
             Some(Wait::Exchange(number)) => return self.conclude(rank, number),
             Some(Wait::Device(operation)) => {
                 let member = &mut self.members[rank];
                 if member.drained < member.used {
-                    return Ok(false);
+                    return Ok(has_drained);
                 }
                 member.waits = None;
                 self.issue(rank, STATISTICS, operation, operation.to_string())?;
@@ -317,6 +325,8 @@ impl World {
         // A refused call changes nothing: the program goes on with the next one.
         if let Err(refused) = answer {
             member.words.push(format!("!{refused}!"));
+        } else if let Call::Updated(unit) = call {
+            member.due.insert(unit);
         }
         Ok(true)
     }
@@ -328,7 +338,9 @@ impl World {
             Output::Gather { place, unit, phase } => {
                 let member = &mut self.members[rank];
                 let slices = Operation::GatherSlices(unit);
-                if member.under_way.iter().any(|(operation, _)| *operation == slices) {
+                let is_under_way =
+                    member.under_way.iter().any(|(operation, _)| *operation == slices);
+                if is_under_way || member.due.contains(&unit) {
                     return Err(self.describe(&format!("rank {rank} issues {word} too early")));
                 }
                 let issued = member.stream.len() + 1;
@@ -354,7 +366,10 @@ impl World {
             }
             Output::AllReduce(unit) => self.issue(rank, 2, Operation::AllReduce(unit), word),
             Output::ScatterSums(unit) => self.issue(rank, 2, Operation::ScatterSums(unit), word),
-            Output::GatherSlices(unit) => self.issue(rank, 2, Operation::GatherSlices(unit), word),
+            Output::GatherSlices(unit) => {
+                self.members[rank].due.remove(&unit);
+                self.issue(rank, 2, Operation::GatherSlices(unit), word)
+            }
             Output::Await(operation) | Output::Follow(operation) => {
                 self.members[rank].waits = Some(Wait::Operation(operation));
                 Ok(())
@@ -455,15 +470,16 @@ impl World {
     }
 
     /// In one sequence: completes the first operations of a rank's stream that are the first of the
-    /// streams of all members.
-    fn drain(&mut self, rank: usize) {
+    /// streams of all members. Returns whether there are any.
+    fn drain(&mut self, rank: usize) -> bool {
+        let mut has_drained = false;
         if self.rules.sequences != Sequences::One {
-            return;
+            return has_drained;
         }
         loop {
             let Some(key) = self.members[rank].stream.get(self.members[rank].drained).copied()
             else {
-                return;
+                return has_drained;
             };
             let (channel, group, _) = key;
             let members: Vec<usize> =
@@ -474,8 +490,9 @@ impl World {
                 at.is_some_and(|at| at <= member.drained)
             };
             if !members.iter().all(is_first) {
-                return;
+                return has_drained;
             }
+            has_drained = true;
             for member in members {
                 let member = &mut self.members[member];
                 let at = member.stream.iter().position(|other| *other == key);
@@ -515,6 +532,7 @@ impl World {
             let words: Vec<String> = records.iter().map(ToString::to_string).collect();
             self.describe(&format!("rank {rank} meets {}", words.join(", ")))
         };
+        let gathers_again = self.lost && self.plan.divides_state();
         let supply = |input: fn(&Exchange) -> Option<Input>| {
             let inputs: Option<Vec<Input>> = records.iter().map(input).collect();
             inputs.map(|inputs| Supply::of(inputs.into_iter())).ok_or_else(differ)
@@ -536,7 +554,7 @@ impl World {
                     ending: ending.map(|(rank, _)| rank).collect(),
                     weight_hint: self.weight_hint,
                     names_samples: self.names_samples,
-                    gathers_again: self.lost && self.plan.divides_state(),
+                    gathers_again,
                 }))
             }
             Exchange::Microbatch(_) => supply(|it| match it {
@@ -548,7 +566,7 @@ impl World {
                 Exchange::Batch(input) => Some(*input),
                 _ => None,
             })
-            .map(Conclusion::Supply),
+            .map(|supply| Conclusion::Batches(Batches { supply, gathers_again })),
             Exchange::Unit { .. } => {
                 let said = records.iter().map(|it| match it {
                     Exchange::Unit { says, place } => Some((*says, *place)),
@@ -583,11 +601,12 @@ impl World {
             self.abort();
             return Ok(());
         }
-        let drained = |world: &Self| world.members.iter().map(|it| it.drained).sum::<usize>();
-        let mut before = usize::MAX;
-        while before != drained(self) {
-            before = drained(self);
-            (0..self.members.len()).for_each(|rank| self.drain(rank));
+        let mut drains = true;
+        while drains {
+            drains = false;
+            for rank in 0..self.members.len() {
+                drains |= self.drain(rank);
+            }
         }
         let is_drained = |member: &Member| member.drained == member.stream.len();
         let one = self.rules.sequences == Sequences::One;

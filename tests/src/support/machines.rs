@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hsdp::{LossScaling, ModelOptions, Objective, Unused};
 use hsdp_sharding::step::{
-    Begin, Conclusion, EvaluationKind, Exchange, Headers, Input, Intent, LossScale,
+    Batches, Begin, Conclusion, EvaluationKind, Exchange, Headers, Input, Intent, LossScale,
     MicrobatchWeights, NextUnit, Operation, Output, ReductionTime, Rules, Sequences, StepMachine,
     Supply, UnitUse,
 };
@@ -247,7 +247,11 @@ fn conclusion(plan: &Plan, members: &[Member], said: &[Exchange]) -> Conclusion 
                 Exchange::Batch(input) if is_batch => *input,
                 _ => meet(),
             });
-            Conclusion::Supply(Supply::of(inputs))
+            let supply = Supply::of(inputs);
+            match is_batch {
+                true => Conclusion::Batches(Batches { supply, gathers_again: false }),
+                false => Conclusion::Supply(supply),
+            }
         }
         Exchange::Unit { .. } => {
             let uses = said.iter().map(|it| match it {

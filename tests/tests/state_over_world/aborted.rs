@@ -3,7 +3,8 @@
 use std::sync::Barrier;
 
 use hsdp::{
-    AdamW, DType, Error, ModelOptions, Optimizer, Precision, ShardedModel, StateOver, StepOptions,
+    AdamW, Channel, DType, DataError, Error, Flow, ModelOptions, Op, Optimizer, Precision, Samples,
+    ShardedModel, StateOver, StepOptions,
 };
 use hsdp_tests::support::handmade::Until;
 use hsdp_tests::support::springs::{self, Batch};
@@ -127,7 +128,7 @@ fn failures_of_one_rank_between_steps_lose_no_slice_of_late_ranks() {
                 for unit in training.model.plan().spec().unit_ids() {
                     if let Err(error) = training.model.shard(unit) {
                         let told = error.to_string();
-                        assert!(told.contains("`await_slices` gathers them again"), "{told}");
+                        assert!(told.contains("`await_slices` gathers them"), "{told}");
                     }
                 }
                 traces.push(loop {
@@ -183,6 +184,147 @@ fn a_collective_that_fails_behind_an_update_is_refused_on_all_ranks() {
         }));
         assert_eq!(disturbed, undisturbed, "{dtype}");
     }
+}
+
+/// Returns the parameters of all units as an evaluation gathers them.
+fn gathered(model: &mut ShardedModel) -> Result<Vec<Vec<u32>>, Error> {
+    let units: Vec<_> = model.plan().spec().unit_ids().collect();
+    let mut evaluation = model.evaluation()?;
+    let mut pass = evaluation.batch()?;
+    let mut values = Vec::new();
+    for unit in units {
+        let full = pass.unshard(unit)?;
+        let params = 0..pass.handle().plan().spec()[unit].params.len();
+        let bits = |index| full.values(index).to_f32().into_iter().map(f32::to_bits).collect();
+        values.extend(params.map(bits));
+    }
+    pass.finish()?;
+    evaluation.finish()?;
+    Ok(values)
+}
+
+/// Begins steps until one ends where it begins, with this error of all ranks.
+fn begin_in_vain(
+    model: &mut ShardedModel,
+    options: StepOptions,
+    is_expected: fn(&DataError) -> bool,
+) -> Result<(), Error> {
+    loop {
+        match model.begin_step(options) {
+            Ok(_) => panic!("the step begins"),
+            Err(Error::Data(error)) if is_expected(&error) => return Ok(()),
+            Err(error) if error.is_fatal() => return Err(error),
+            // The epoch that another rank has ended.
+            Err(_) => {}
+        }
+    }
+}
+
+/// Ranks that have lost slices say so where a step begins, and the step does not begin, because the
+/// ranks agree that it cannot. The epoch goes on, and so the slices must not count as gathered.
+#[test]
+fn lost_slices_stay_lost_where_a_step_does_not_begin() {
+    let options = options(DType::BF16);
+    let uneven = |rank: usize| match rank {
+        1 => StepOptions::microbatches(2).without_data(),
+        _ => StepOptions::microbatches(2),
+    };
+    let same = |_| StepOptions { samples: Some(Samples::of([7])), ..uneven(0) };
+    let is_uneven = |error: &DataError| matches!(error, DataError::UnevenInputs { .. });
+    let is_same = |error: &DataError| matches!(error, DataError::SameSamples { .. });
+    type Begun<'a> = (&'a (dyn Fn(usize) -> StepOptions + Sync), fn(&DataError) -> bool);
+    let begun: [Begun<'_>; 2] = [(&uneven, is_uneven), (&same, is_same)];
+    let recipe = training::adamw();
+    let run = |begun: Option<Begun<'_>>| {
+        let barrier = Barrier::new(4);
+        common(on_ranks(4, |world| {
+            let rank = world.rank().index();
+            let mut training = Training::new(world.clone(), &recipe, &options)?;
+            let other = Training::new(world, &recipe, &options)?;
+            let mut evaluated = Vec::new();
+            for _ in 0..STEPS {
+                let gradients = training.gradients()?;
+                if rank == 0 {
+                    barrier.wait();
+                }
+                training.update(gradients)?;
+                if let Some((options, is_expected)) = begun {
+                    // One rank ends the epoch, while a replica is still in its update. The others
+                    // learn it where they read their slices.
+                    let ended = match rank {
+                        3 => training.model.with_shards(&other.state.1, |_| Ok(())),
+                        _ => training.model.norms().map(drop),
+                    };
+                    assert!(ended.is_err_and(|error| !error.is_fatal()), "rank {rank}");
+                    if rank > 0 {
+                        barrier.wait();
+                    }
+                    begin_in_vain(&mut training.model, options(rank), is_expected)?;
+                } else if rank > 0 {
+                    barrier.wait();
+                }
+                evaluated.push(gathered(&mut training.model)?);
+            }
+            drop(other);
+            Ok((evaluated, training.traced_step()?))
+        }))
+    };
+    let undisturbed = run(None);
+    for begun in begun {
+        assert!(run(Some(begun)) == undisturbed, "stale slices were used");
+    }
+}
+
+/// Replicas that divide no state gather nothing over themselves, also behind a step that was given
+/// up.
+#[test]
+fn whole_state_is_not_gathered_over_the_replicas() {
+    let options = ModelOptions { state: StateOver::Shards, ..options(DType::F32) };
+    let recipe = training::adamw();
+    let flows = on_ranks(4, |world| {
+        let mut training = Training::new(world.clone(), &recipe, &options)?;
+        for _ in 0..STEPS {
+            training.step()?;
+            let until = (world.rank().index() != 3).then_some(Until::End);
+            match give_up(&mut training.model, until) {
+                Err(error) if error.is_fatal() => return Err(error),
+                _ => {}
+            }
+            training.model.await_slices()?;
+        }
+        training.step()?;
+        Ok(world.ledger().op(Channel::AllReduce, Op::AllGather))
+    });
+    assert_eq!(flows, [Flow::NONE; 4]);
+}
+
+/// A call between steps behind a step that was neither finished nor dropped is refused before it
+/// says anything to other ranks.
+#[test]
+fn slices_are_not_awaited_within_a_step() {
+    let options = options(DType::F32);
+    let recipe = training::adamw();
+    common(on_ranks(4, |world| {
+        let rank = world.rank().index();
+        let mut training = Training::new(world, &recipe, &options)?;
+        training.step()?;
+        let step = training.model.begin_step(StepOptions::microbatches(2))?;
+        if rank == 2 {
+            std::mem::forget(step);
+            let refused = training.model.await_slices();
+            let told = refused.expect_err("a step is under way").to_string();
+            assert!(told.contains("was neither finished nor dropped"), "{told}");
+        } else {
+            drop(step);
+        }
+        loop {
+            match training.traced_step() {
+                Err(error) if error.is_fatal() => return Err(error),
+                Err(_) => {}
+                Ok(trace) => return Ok(trace),
+            }
+        }
+    }));
 }
 
 /// An optimizer that fails in the middle of its update.

@@ -15,6 +15,7 @@ use super::{Action, Microbatches, ModelPlacement, Reference, StepBlock, StepOper
 /// The program of a rank in a step.
 pub(super) struct Script {
     plan: Arc<Plan>,
+    placement: ModelPlacement,
     machine: StepMachine,
     blocks: Vec<StepBlock>,
     block: StepBlock,
@@ -46,6 +47,7 @@ impl Script {
         let none = vec![Reference::Here(usize::MAX); plan.spec().units().len()];
         Self {
             plan: Arc::clone(plan),
+            placement,
             machine: StepMachine::new(Arc::clone(plan), rules),
             blocks: Vec::new(),
             block: StepBlock { times: 1, ..StepBlock::default() },
@@ -185,8 +187,15 @@ impl Script {
             }
             Output::GatherSlices(unit) => {
                 let index = self.issue(output);
-                self.slices[unit.index()] = Reference::Slices(self.block.slices.len());
-                self.block.slices.push(index);
+                self.slices[unit.index()] = match self.placement {
+                    // Outlasts the update.
+                    ModelPlacement::Host => {
+                        self.block.slices.push(index);
+                        Reference::Slices(self.block.slices.len() - 1)
+                    }
+                    // Comes just before the unit's gather.
+                    ModelPlacement::Device => Reference::Here(index),
+                };
             }
             Output::Statistics { unit, index, phase, .. } => {
                 let operation = Operation::Statistics { unit, index, phase };

@@ -10,8 +10,8 @@ use hsdp_sharding::{
 };
 use hsdp_simulator::{
     Action, Batch, Costs, GptShape, Machine, Members, Microbatches, ModelPlacement, OperationCost,
-    Order, Prediction, Recompute, Share, StepOperation, Time, What, Work, WorkCost, Workload,
-    simulate, trace,
+    Order, Prediction, Recompute, Reference, Share, StepOperation, Time, What, Work, WorkCost,
+    Workload, simulate, trace,
 };
 
 /// Units with a batch norm, with frozen parameters, in f32, and kept.
@@ -216,30 +216,44 @@ fn the_order_is_that_of_the_machine() {
     }
 }
 
-/// In host memory the thread waits for the slices of each unit before its first gather. On a device
-/// the stream has them in order.
+/// In host memory slices are gathered behind the update of their unit, and the thread waits for
+/// them before the unit's first gather. On a device they are gathered just before it.
 #[test]
 fn first_gathers_follow_the_slices_of_their_units() {
     for case in cases() {
         let plan = case.plan();
         let order = case.order(&plan);
-        let mut slices = Vec::new();
-        let mut waited = Vec::new();
+        let mut outlasting = Vec::new();
+        let mut whole = Vec::new();
+        let mut last = None;
+        let mut just_before = None;
         for block in &order.blocks {
-            let of_block = block.slices.iter().map(|index| block.operations[*index].unit);
-            slices.extend(of_block.map(|unit| unit.expect("a unit")));
+            let unit_of = |index: &usize| block.operations[*index].unit.expect("a unit");
+            outlasting.extend(block.slices.iter().map(unit_of));
             for action in &block.actions {
                 match action {
-                    Action::Need(hsdp_simulator::Reference::Slices(place)) => {
+                    Action::Need(Reference::Slices(place)) => {
                         assert_eq!(block.times, 1, "{case:?}");
-                        waited.push(slices[*place]);
+                        whole.push(outlasting[*place]);
+                    }
+                    Action::Settle(Reference::Here(index))
+                        if block.operations[*index].stage == Stage::GatherSlices =>
+                    {
+                        assert_eq!((block.times, last), (1, Some(*index)), "{case:?}");
+                        just_before = Some(unit_of(index));
+                        whole.extend(just_before);
                     }
                     Action::Issue(index) if block.operations[*index].stage == Stage::Gather => {
-                        let unit = block.operations[*index].unit.expect("a unit");
-                        let is_whole = waited.contains(&unit) || !slices.contains(&unit);
-                        assert!(is_whole || case.placement == ModelPlacement::Device, "{case:?}");
+                        let unit = unit_of(index);
+                        let is_whole = whole.contains(&unit) || !plan.divides_state();
+                        let is_frozen = !plan.spec()[unit].is_trainable();
+                        assert!(is_whole || is_frozen, "{case:?}");
+                        assert!(just_before.take().is_none_or(|it| it == unit), "{case:?}");
                     }
                     _ => {}
+                }
+                if let Action::Issue(index) = action {
+                    last = Some(*index);
                 }
             }
         }
@@ -247,10 +261,9 @@ fn first_gathers_follow_the_slices_of_their_units() {
             true => plan.update_order().collect(),
             false => Vec::new(),
         };
-        assert_eq!(slices, expected, "{case:?}");
-        if case.placement == ModelPlacement::Host {
-            assert_eq!(waited, expected, "{case:?}");
-        }
+        assert_eq!(whole, expected, "{case:?}");
+        let outlasts = case.placement == ModelPlacement::Host;
+        assert_eq!(outlasting.len(), if outlasts { expected.len() } else { 0 }, "{case:?}");
     }
 }
 
