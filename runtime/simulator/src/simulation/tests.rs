@@ -147,24 +147,23 @@ fn all_reduces_are_deferred_to_the_last_microbatch() {
     }
 }
 
-/// Gathers of slices are under way in the first forward, whose units wait for their own.
+/// Gathers of slices are under way in the first forward, whose units wait for their own. So they are
+/// on a device, where each is issued with the gather of its unit, which is issued ahead.
 #[test]
 fn gathers_of_slices_beside_the_first_forward() {
-    let of = |slices, placement, microbatches| {
+    let of = |placement, slices, microbatches| {
         let state = StateOver::World;
         let case = Case { mesh: [2, 1], state, microbatches, ..ONCE };
         step(case, Given { slices, computation: 7, placement: Some(placement), ..Given::default() })
     };
-    for count in [1, 2, 5] {
+    for (placement, count) in PLACEMENTS.iter().flat_map(|it| [1, 2, 5].map(|count| (*it, count))) {
         for microbatches in [Microbatches::Given(count), Microbatches::Asked(count)] {
             let computed = count * 2 * UNITS * 7;
-            let on_host = |slices| of(slices, ModelPlacement::Host, microbatches);
-            assert_eq!(on_host(0), computed);
-            assert_eq!(on_host(5), 5 + computed, "{microbatches:?}");
-            assert_eq!(on_host(9), UNITS * 9 + computed - (UNITS - 1) * 7, "{microbatches:?}");
-            // On a device the first gather of a unit follows those of all slices.
-            let on_device = of(5, ModelPlacement::Device, microbatches);
-            assert_eq!(on_device, UNITS * 5 + computed, "{microbatches:?}");
+            let step = |slices| of(placement, slices, microbatches);
+            assert_eq!(step(0), computed, "{placement:?}");
+            assert_eq!(step(5), 5 + computed, "{placement:?}, {microbatches:?}");
+            let exposed = UNITS * 9 - (UNITS - 1) * 7;
+            assert_eq!(step(9), exposed + computed, "{placement:?}, {microbatches:?}");
         }
     }
 }

@@ -351,28 +351,33 @@ fn a_rank_updates_its_slices_alone() {
     }
 }
 
-/// The costs of a step whose replicas have slow links between them.
-struct SlowReplicas<C> {
+/// The costs of a step whose slices are gathered over slow links, beside other costs.
+struct SlowSlices<C> {
     costs: C,
     replicas: f64,
     bytes_per_second: f64,
 }
 
-impl<C: Costs> Costs for SlowReplicas<C> {
+impl<C> SlowSlices<C> {
+    /// Returns the time that the links add to an operation.
+    fn of(&self, operation: &StepOperation) -> Time {
+        if operation.stage != Stage::GatherSlices {
+            return Time::ZERO;
+        }
+        let bytes = operation.elements as f64 * operation.dtype.size_bytes() as f64;
+        let received = bytes * (self.replicas - 1.0) / self.replicas;
+        Time::from_seconds(received / self.bytes_per_second).expect("a time")
+    }
+}
+
+impl<C: Costs> Costs for SlowSlices<C> {
     fn shape(&self, members: Members, first: Rank) -> usize {
         self.costs.shape(members, first)
     }
 
     fn operation(&self, operation: &StepOperation, shape: usize) -> OperationCost {
         let cost = self.costs.operation(operation, shape);
-        if operation.members != Members::Replicate {
-            return cost;
-        }
-        // Half of an all-reduce, in either case.
-        let bytes = operation.elements as f64 * operation.dtype.size_bytes() as f64;
-        let received = bytes * (self.replicas - 1.0) / self.replicas;
-        let carried = Time::from_seconds(received / self.bytes_per_second).expect("a time");
-        OperationCost { link: cost.link + carried, ..cost }
+        OperationCost { link: cost.link + self.of(operation), ..cost }
     }
 
     fn work(&self, work: Work) -> WorkCost {
@@ -386,7 +391,7 @@ fn exposed(bytes_per_second: f64) -> [f64; 2] {
     let machine = machine("two-core-cpu");
     let workload = workload([2, 1], StateOver::World, 1, Offload::None);
     let costs = workload.costs(&machine).expect("costs");
-    let costs = SlowReplicas { costs, replicas: 2.0, bytes_per_second };
+    let costs = SlowSlices { costs, replicas: 2.0, bytes_per_second };
     let (timing, spans) = trace(&workload.order(&machine), &costs).expect("it ends");
     let seconds = |is: &dyn Fn(What) -> bool| -> f64 {
         let of = spans.iter().filter(|span| span.color == 0 && is(span.what));
@@ -412,6 +417,30 @@ fn gathers_of_slices_hide_behind_the_forward() {
     // No forward hides gathers that take longer than all computation.
     let [exposed, of_step] = exposed(5e5);
     assert!(of_step > 0.4 && exposed > 0.5, "{of_step}, {exposed}");
+}
+
+/// On a device, too, though all operations are one sequence: each gather of slices is issued with
+/// the gather of its unit, which is issued ahead.
+#[test]
+fn gathers_of_slices_hide_behind_the_forward_of_a_device() {
+    let machine = machine("a100-cluster");
+    let workload = workload([2, 8], StateOver::World, 1, Offload::None);
+    let order = workload.order(&machine);
+    let run = |bytes_per_second| {
+        let costs = workload.costs(&machine).expect("costs");
+        let costs = SlowSlices { costs, replicas: 2.0, bytes_per_second };
+        let operations = order.blocks.iter().flat_map(|block| &block.operations);
+        let added = operations.map(|it| costs.of(it)).fold(Time::ZERO, |sum, it| sum + it);
+        [simulate(&order, &costs).expect("it ends").step, added].map(Time::seconds)
+    };
+    let [fast, _] = run(f64::INFINITY);
+    for bytes_per_second in [2e8, 4e8, 6e8] {
+        let [slow, added] = run(bytes_per_second);
+        let [exposed, of_step] = [(slow - fast) / added, added / slow];
+        println!("{bytes_per_second:e} B/s: {exposed:.3} of {of_step:.3}");
+        assert!((0.02..0.3).contains(&of_step), "{bytes_per_second:e} B/s: {of_step}");
+        assert!(exposed <= 0.2, "{bytes_per_second:e} B/s: {exposed}");
+    }
 }
 
 /// A statement leaves nothing under way, so two steps in a row take twice as long as one.

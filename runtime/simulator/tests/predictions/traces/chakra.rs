@@ -111,7 +111,7 @@ fn sizes_are_those_that_a_member_puts_in() {
 
 /// Members of a gather of slices put in 16 of the 32 f32 of a shard.
 #[test]
-fn slices_are_gathered_before_the_step_for_which_they_are_needed() {
+fn slices_are_gathered_before_the_units_for_which_they_are_needed() {
     let nodes = nodes(&Case { state: StateOver::World, ..CASE }.prepare(), Rank::new(3));
     let place = |name: &str| {
         let mut places = (0..nodes.len()).filter(|place| nodes[*place].name == name);
@@ -125,8 +125,10 @@ fn slices_are_gathered_before_the_step_for_which_they_are_needed() {
     };
     assert_eq!(say("scatter_sums layers.0"), (REDUCE_SCATTER, 32 * 4, 4));
     assert_eq!(say("gather_slices layers.0"), (ALL_GATHER, 16 * 4, 4));
-    let all = ["update embed", "gather_slices embed", "all_gather header", "scatter_sums embed"];
+    let all = ["update embed", "all_gather header", "gather_slices embed", "scatter_sums embed"];
     assert!(all.map(place).is_sorted(), "{:?}", all.map(place));
+    let gather = nodes.iter().position(|node| node.name == "all_gather embed");
+    assert!(gather > Some(place("gather_slices embed")), "{gather:?}");
     assert!(nodes.iter().all(|it| it.name != "update" && !it.name.starts_with("all_reduce")));
 }
 
