@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use hsdp_sharding::Rank;
+use hsdp_sharding::{ByteCount, Rank};
 
 use crate::call::Described;
 use crate::engine::{SharedOperation, panic_message};
@@ -15,6 +15,7 @@ use crate::remote::{
     DataHeader, DataMessage, DataMessages, Endpoint, EndpointRequest, MessageKind, Open,
     RankMessage, form_of, header_bytes,
 };
+use crate::slow::WithDue;
 use crate::sync::Mutex;
 use crate::threads::{InBlock, MemberCall, OwnRank, Ticket};
 use crate::{AbortReason, CallError, Descriptor, Error};
@@ -78,9 +79,15 @@ impl Execution {
 
     fn assembling<D: Contribute>(
         self: &Arc<Self>,
-    ) -> impl FnOnce(Vec<SlotContent<D>>, &Descriptor) -> Result<Unpack<D>, String> + use<D> {
+    ) -> impl FnOnce(Vec<SlotContent<D>>, &Descriptor) -> Assembled<D> + use<D> {
         let execution = Arc::clone(self);
-        move |contributions, _| Unpack::new(execution, contributions)
+        move |contributions, descriptor| {
+            let (work, received) = Unpack::new(Arc::clone(&execution), contributions)?;
+            // One operation occupies its link once, however many rounds it has.
+            let carry = || execution.own.core.carry(descriptor, received);
+            let due = if execution.at().is_last_round() { carry() } else { None };
+            Ok((work, due))
+        }
     }
 
     /// Returns the request by which messages of this round go into the slots of the operation.
@@ -200,15 +207,24 @@ struct Unpack<D: Contribute> {
     turn: Mutex<Option<AfterRound<D>>>,
 }
 
+/// The work of one round, or the reason that messages do not fit.
+type Assembled<D> = Result<WithDue<Unpack<D>>, String>;
+
 impl<D: Contribute> Unpack<D> {
+    /// Makes the work of one round. Also returns the bytes that this member receives in all rounds.
+    ///
     /// # Errors
     /// If the messages do not fit.
-    fn new(execution: Arc<Execution>, contributions: Vec<SlotContent<D>>) -> Result<Self, String> {
+    fn new(
+        execution: Arc<Execution>,
+        contributions: Vec<SlotContent<D>>,
+    ) -> Result<(Self, ByteCount), String> {
         let (own, messages): (Vec<_>, _) = contributions.into_iter().unzip();
         let messages = DataMessages(messages);
         let mut own = own.into_iter().flatten().next().ok_or("this member has no input")?;
         messages.check(execution.at(), &mut own)?;
-        Ok(Self { execution, messages, turn: Mutex::new(Some(Continue(own))) })
+        let received = own.pattern(execution.at().pattern()).received();
+        Ok((Self { execution, messages, turn: Mutex::new(Some(Continue(own))) }, received))
     }
 }
 

@@ -168,10 +168,14 @@ impl At<'_> {
         self.actual.scaling.expect("a reduction of gradients has one")
     }
 
+    /// Returns whether no other round follows.
+    pub(crate) fn is_last_round(&self) -> bool {
+        self.round + 1 == self.pattern().rounds()
+    }
+
     /// Goes on to another round, or to the output after the last one.
     fn go_on<D: Contribute>(&self, own: D, output: impl FnOnce(D) -> D::Gets) -> AfterRound<D> {
-        let is_last = self.round + 1 == self.pattern().rounds();
-        if is_last { Break(output(own)) } else { Continue(own) }
+        if self.is_last_round() { Break(output(own)) } else { Continue(own) }
     }
 }
 

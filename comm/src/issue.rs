@@ -219,8 +219,8 @@ impl Group {
     }
 }
 
-/// Has a member come to an operation whose members share memory. The last one counts what each gets
-/// of the others.
+/// Has a member come to an operation whose members share memory. The last one counts the bytes that
+/// each receives from the others.
 fn meet<D: Contribute>(
     member: MemberCall<'_>,
     described: Described,
@@ -239,13 +239,16 @@ fn meet<D: Contribute>(
         // A rank that sends to itself receives nothing.
         let is_between_ranks = at.ranks.first() != at.ranks.last();
         let plain = at.pattern();
+        let mut most = ByteCount::ZERO;
         for (slot, contribution) in contributions.iter().enumerate() {
             let received = contribution.pattern(plain.at(slot)).received();
+            most = most.max(received);
             // Members that get nothing are left alone: each has its ledger in its own cache.
             if is_between_ranks && received > ByteCount::ZERO {
                 core.state.record(at.ranks[slot]).ledger.received(channel, op, received);
             }
         }
-        D::assemble(contributions, at)
+        let work = D::assemble(contributions, at)?;
+        Ok((work, core.carry(compared, most)))
     })
 }

@@ -36,7 +36,7 @@
 //! | sum, average, ... | `ReduceOp` | [`Reduction`] |
 //! | outputs in the caller's buffers | `all_gather_into_tensor`, `reduce_scatter_tensor` | [`Lent`], [`Group::all_gather_into`], ... |
 //! | unshard, reduce gradients | `foreach_all_gather`, `foreach_reduce` | [`Group::gather_unit`], [`Group::reduce_unit`], [`Group::all_reduce_scaled`] |
-//! | the same of uneven parts, in place | | [`Group::reduce_scatter_scaled`], [`Group::gather_parts`] |
+//! | the same, of parts in place | | [`Group::reduce_scatter_scaled`], [`Group::gather_parts`] |
 //! | bytes on the wire | (`CommDebugMode`) | [`World::ledger`], [`LedgerSnapshot`] |
 //! | each rank's last operations | flight recorder | [`World::flight_record`], [`FlightRecord`], [`explain`] |
 //! | a number or a small value of the user | `all_gather_object`, `broadcast_object_list` | [`World::sum`], [`World::mean`], [`World::broadcast`] |
@@ -84,10 +84,10 @@
 //!   (which member gives which elements to which member);
 //! - errors: `error`, `mismatch`; injected faults and delays: `fault`, `options`;
 //! - execution: `engine` (operations, the state that ranks share, clocks and early ends, the
-//!   judge), `lease` (buffers that come back from operations that fail), `execute` (contributions to
-//!   an operation and their work, in blocks), `slow`, `threads` (an operation's threads:
-//!   `PROTOCOL.md` beside the sources), `remote` (ranks that share no memory: `REMOTE.md`), `bytes`,
-//!   `sync`;
+//!   judge), `lease` (buffers that come back from operations that fail), `execute` (contributions
+//!   to an operation and their work, in blocks), `slow`, `threads` (an operation's threads:
+//!   `PROTOCOL.md` beside the sources), `remote` (ranks that share no memory: `REMOTE.md`),
+//!   `bytes`, `sync`;
 //! - worlds and ranks: `handle`, `world`, `launch`, `rendezvous`, `environment`, `comparison` (of
 //!   settings that all ranks must share), `operations` (comparison of those that NCCL carries),
 //!   `connect` (NCCL in a world);

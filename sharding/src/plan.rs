@@ -260,10 +260,10 @@ impl Plan {
         memory::offloaded(self, offload)
     }
 
-    /// Returns the bytes of the f32 masters of `rank`, of a model in host memory. In units that compute in
-    /// f32 these are whole shards, which gathers read. In units that compute in 16 bits they are
-    /// the elements that the rank [updates](Self::updated), and the frozen elements that have an
-    /// f32 master. The maximum over all ranks is [`MemoryPlan::shard`].
+    /// Returns the bytes of the f32 masters of `rank`, of a model in host memory. In units that
+    /// compute in f32 these are whole shards, which gathers read. In units that compute in 16 bits
+    /// they are the elements that the rank [updates](Self::updated), and the frozen elements that
+    /// have an f32 master. The maximum over all ranks is [`MemoryPlan::shard`].
     ///
     /// A model on a device has the same masters there with [`Offload::None`] and
     /// [`Offload::Optimizer`]. With [`Offload::All`] they are
@@ -276,10 +276,10 @@ impl Plan {
         memory::masters(self, rank)
     }
 
-    /// Returns the bytes of the f32 masters that `rank` keeps in host memory for a model on a device with
-    /// [`Offload::All`]. No gather reads them, so in all units they are the elements that the rank
-    /// [updates](Self::updated), and the frozen elements. The maximum over all ranks is the `shard`
-    /// of [`memory_offloaded`](Self::memory_offloaded).
+    /// Returns the bytes of the f32 masters that `rank` keeps in host memory for a model on a
+    /// device with [`Offload::All`]. No gather reads them, so in all units they are the elements
+    /// that the rank [updates](Self::updated), and the frozen elements. The maximum over all ranks
+    /// is the `shard` of [`memory_offloaded`](Self::memory_offloaded).
     ///
     /// # Panics
     /// If the rank is not in the mesh.

@@ -107,7 +107,7 @@ impl<T: Element> Vectors<T> {
         Self { route: VectorRoute::Cut(cuts), ..Self::new(Source::nothing(), Some(values)) }
     }
 
-    /// Returns the member to which this one hands its vector.
+    /// Returns the member that this one hands its vector to.
     fn destination(&self) -> Option<usize> {
         match self.route {
             VectorRoute::Handed { to, .. } => to,
@@ -186,8 +186,8 @@ impl<T: Element> Contribute for Vectors<T> {
         }
     }
 
-    /// Returns the member to which it hands its vector, from 1, and 0 where there is none; or the
-    /// digest of its cuts.
+    /// Returns the receiver of the vector, numbered from 1, or 0 if there is none. Returns the
+    /// digest of the cuts of a vector with parts.
     fn note(&self) -> u64 {
         match &self.route {
             VectorRoute::Cut(cuts) => digest(cuts),
@@ -332,7 +332,7 @@ impl<T: Element> Vectors<T> {
     }
 }
 
-/// Returns the vector of a member to which none is handed over.
+/// Returns the vector of a member that receives none.
 fn unhanded<T: Element>(at: At<'_>) -> Vec<T> {
     let is_permuted = at.actual.op == Op::Permute;
     bytemuck::zeroed_vec(if is_permuted { at.actual.counts.total() } else { 0 })

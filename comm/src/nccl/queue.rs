@@ -119,11 +119,12 @@ impl CallQueue {
     ) -> Result<(), Error> {
         let mut clock = WaitClock::start(own.options());
         loop {
+            // Without the lock: it may warn, and a subscriber of warnings may run any code.
+            let alarm = clock.alarm();
             let mut state = self.state.lock();
             state.forget_done(&own.record);
             self.early_ends.check(epoch)?;
             let left = state.left;
-            let alarm = clock.alarm();
             if left.is_none() && is_over(&state) {
                 return Ok(());
             }

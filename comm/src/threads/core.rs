@@ -4,11 +4,12 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 use std::{fmt, slice};
 
 use crossbeam::utils::CachePadded;
 use hsdp_flight::{EntryNumber, FlightState};
-use hsdp_sharding::Rank;
+use hsdp_sharding::{ByteCount, Rank};
 
 use super::wait::Ticket;
 use super::work::{Queue, Running, WorkPanic};
@@ -18,7 +19,7 @@ use crate::execute::Work;
 use crate::options::WorldOptions;
 use crate::remote::Endpoint;
 use crate::site::Site;
-use crate::slow::SlowLinks;
+use crate::slow::{SlowLinks, WithDue};
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::thread;
 use crate::{Descriptor, Error};
@@ -125,14 +126,15 @@ impl OwnRank {
 }
 
 impl Core {
-    /// Issues an operation for a member, with its contribution; the last member makes the work of
-    /// all contributions, in slot order, and starts it. Never waits for another rank.
+    /// Issues an operation for a member, with its contribution. The last member makes the work of
+    /// all contributions, in slot order, and starts it; `assemble` also returns when the outputs
+    /// are due, if the channel is slow. Never waits for another rank.
     pub(crate) fn submit<D: Send + 'static, W: Work>(
         self: &Arc<Self>,
         member: MemberCall<'_>,
         descriptor: Arc<Descriptor>,
         contribution: D,
-        assemble: impl FnOnce(Vec<D>, &Descriptor) -> Result<W, String>,
+        assemble: impl FnOnce(Vec<D>, &Descriptor) -> Result<WithDue<W>, String>,
     ) -> Result<Ticket, Error> {
         let key = Key::from(&*descriptor);
         let site = member.site;
@@ -171,7 +173,7 @@ impl Core {
         slot: usize,
         descriptor: &Arc<Descriptor>,
         contribution: D,
-        assemble: impl FnOnce(Vec<D>, &Descriptor) -> Result<W, String>,
+        assemble: impl FnOnce(Vec<D>, &Descriptor) -> Result<WithDue<W>, String>,
     ) -> Result<(), Error> {
         match operation.arrive(slot, descriptor, contribution) {
             // A member whose message is on its way is missed by the progress engine, which knows
@@ -191,6 +193,12 @@ impl Core {
             }
             Arrived::Refused(error) => Err(error),
         }
+    }
+
+    /// Occupies the link of an operation whose last member has just come, if its channel is slow. A
+    /// member receives `received` bytes from the others. Returns when the operation is due.
+    pub(crate) fn carry(&self, descriptor: &Descriptor, received: ByteCount) -> Option<Instant> {
+        self.links.carry(&self.state.options.slow, descriptor, received)
     }
 
     /// Begins another round of an operation with the contribution of the member in `slot`. The
@@ -219,13 +227,11 @@ impl Core {
         operation: &Arc<SharedOperation>,
         descriptor: &Arc<Descriptor>,
         arrivals: Arrivals,
-        work: impl FnOnce() -> Result<W, String>,
+        work: impl FnOnce() -> Result<WithDue<W>, String>,
     ) -> Result<Option<Running>, Error> {
         // Contributions that are of no use are dropped in here, too: they are the users'.
         match catch_unwind(AssertUnwindSafe(work)) {
-            Ok(Ok(work)) => {
-                let slow = &self.state.options.slow;
-                let due = self.links.carry(slow, descriptor, &operation.ranks);
+            Ok(Ok((work, due))) => {
                 let operation = Arc::clone(operation);
                 let descriptor = Arc::clone(descriptor);
                 let blocks = work.blocks();

@@ -7,12 +7,15 @@ use std::time::{Duration, Instant};
 use hsdp_flight::Origin;
 use hsdp_sharding::{DType, Rank};
 
-use super::core::Core;
-use super::work::AnyWork;
+use super::core::{Core, MemberCall, OwnRank};
+use super::wait::Ticket;
+use super::work::{AnyWork, Queued, Running};
 use crate::engine::{
     Alarm, Arrived, Difference, EarlyEnds, Key, Outputs, SharedOperation, WaitClock, from_now,
 };
 use crate::execute::{Meter, Work};
+use crate::lease::{Leased, lend};
+use crate::site::Site;
 use crate::sync::atomic::Ordering;
 use crate::{Channel, Counts, Descriptor, Error, GroupId, Op, Tag, WorldOptions};
 
@@ -296,4 +299,62 @@ fn work_that_hangs_is_the_doing_of_whose_gradient_is_read() {
     // Rank 1 runs a block of it, and so does not come to another operation.
     let _runs = core.state.record(Rank::new(1)).block_on(&hanging);
     assert_eq!(culprit(&core, &awaited), Some(2));
+}
+
+/// Work that owns a buffer. All of its blocks could still be claimed.
+struct Owning {
+    _buffer: Leased<u8>,
+}
+
+impl Work for Owning {
+    type Gets = ();
+
+    fn blocks(&self) -> usize {
+        1
+    }
+
+    fn bytes(&self) -> usize {
+        1
+    }
+
+    fn run(&self, _block: usize, _meter: &Meter<'_>) {}
+
+    fn finish(self) -> Outputs<()> {
+        [(); 3].into_iter().collect()
+    }
+}
+
+/// A thread that helped has left the work in the queue: the operation for which it waits was
+/// settled before.
+#[test]
+fn a_buffer_comes_back_to_a_member_that_waits_after_the_failure() {
+    let core = core();
+    let operation = gathering(&[0, 1]);
+    let descriptor = descriptor(0, 5);
+    assert!(matches!(arrive(&operation, 2, 5), Arrived::Last(..)));
+    let (buffer, lease) = lend(7);
+    let work = Box::new(Owning { _buffer: buffer });
+    let running = Running {
+        operation: Arc::clone(&operation),
+        descriptor: Arc::clone(&descriptor),
+        work,
+        blocks: 1,
+        due: None,
+    };
+    core.queue.push(&Arc::new(Queued::new(running, 1)));
+    operation.fail(&aborted(1));
+    let rank = Rank::new(1);
+    let record = Arc::clone(&core.state.records[rank.index()]);
+    let own = Arc::new(OwnRank { rank, record, core });
+    let site = Site {
+        id: descriptor.group,
+        channel: descriptor.channel,
+        ranks: ranks(),
+        slot: 1,
+        sequence: Arc::default(),
+    };
+    let entry = own.record.flight.issue(&descriptor);
+    let member = MemberCall { own: &own, site: &site, entry };
+    assert_eq!(Ticket::new(member, operation, descriptor).wait::<()>(), Err(aborted(1)));
+    assert_eq!(lease.take(), Some(7));
 }

@@ -60,7 +60,8 @@ impl Ticket {
         }
         let record = &self.own.record;
         record.flight.close(self.entry);
-        let output = self.operation.take(self.slot)?;
+        let output = self.operation.take(self.slot);
+        let output = output.inspect_err(|_| self.own.core.abandon(&self.operation))?;
         record.meet(self.descriptor.epoch, &self.operation.ranks);
         Ok(output)
     }
@@ -81,9 +82,7 @@ impl Ticket {
                 }
             }
         }
-        if self.operation.failure().is_some() {
-            self.own.core.abandon(&self.operation);
-        } else if !late.is_empty() {
+        if !late.is_empty() && self.operation.failure().is_none() {
             self.welcome(&late, clock.waited());
         }
         if let Some(endpoint) = self.own.endpoint() {

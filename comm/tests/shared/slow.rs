@@ -1,14 +1,17 @@
 //! Channels that are slow on purpose: an operation takes longer, and nobody sleeps for it but who waits.
 
 use std::num::NonZeroU64;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use hsdp_comm::WorldError::WorkFailed;
 use hsdp_comm::{
-    AbortReason, Channel, Error, FlightState, Group, Op, Pending, Reduction, SlowChannel, Tag,
-    Workers, World, WorldOptions,
+    AbortReason, Between, Channel, Error, FlightRecord, FlightState, Group, Op, Pending, Reduction,
+    SlowChannel, Stage, Tag, Workers, World, WorldOptions,
 };
+use hsdp_kernels::HostBuffer;
+use hsdp_sharding::{Param, Unit, UnitLayout};
 
 use crate::common::outcomes;
 
@@ -171,4 +174,85 @@ fn the_flight_record_says_how_long_it_was_on_its_way() {
         let took = entry.settled_ns.expect("settled") - entry.issued_ns;
         assert!(u128::from(took) >= LATENCY.as_nanos(), "{took} ns");
     }
+}
+
+/// Where ranks are threads, in one memory or apart.
+const BETWEEN: [Between; 2] = [Between::Memory, Between::Messages];
+
+/// Runs an operation of four ranks on a slow channel that carries 12 bytes a millisecond. Returns
+/// how long it took on each, as the flight records have it.
+fn times(between: Between, run: impl Fn(&Group) -> Result<(), Error> + Sync) -> Vec<Duration> {
+    let bytes_per_second = NonZeroU64::new(12_000);
+    let slow = SlowChannel { channel: Channel::User, latency: LATENCY, bytes_per_second };
+    let options = WorldOptions { slow: vec![slow], between, ..WorldOptions::default() };
+    let ends = outcomes(4, options, |world| {
+        // Then all issue at about the same time.
+        world.world_group(Channel::Control).barrier(Tag::default())?.wait()?;
+        run(&world.world_group(Channel::User))?;
+        Ok::<_, Error>(world.flight_record())
+    });
+    let took = |end: Result<Result<FlightRecord, Error>, _>| {
+        let record = end.expect("no rank panics").expect("the operation is complete");
+        let entry = record.entries.iter().find(|entry| entry.channel == Channel::User);
+        let entry = entry.expect("noted");
+        Duration::from_nanos(entry.settled_ns.expect("settled") - entry.issued_ns)
+    };
+    ends.into_iter().map(took).collect()
+}
+
+/// Checks that operations took their latency and the time of so many bytes, and less than twice
+/// that time.
+fn assert_carried(times: &[Duration], bytes: u64) {
+    let expected = LATENCY + Duration::from_millis(bytes / 12);
+    // The last member may have issued later than the others, and itself some moments ago.
+    let fits = |took: &Duration| *took < 2 * expected && *took + LATENCY / 2 > expected;
+    assert!(times.iter().all(fits), "{times:?}, expected {expected:?}");
+}
+
+#[test]
+fn a_gather_of_parts_takes_the_time_of_the_parts_of_others_whatever_its_stage() {
+    // Rank 0 receives 900 elements. The others receive 700, of which they know between messages.
+    let cuts: Arc<[usize]> = [0, 100, 400, 700, 1_000].into();
+    for (between, stage) in BETWEEN
+        .into_iter()
+        .flat_map(|between| [Stage::Export, Stage::GatherSlices].map(|stage| (between, stage)))
+    {
+        let times = times(between, |group| {
+            let buffer = HostBuffer::F32(vec![1.0; 1_000]);
+            let pending = group.gather_parts(Tag::new(stage), Arc::clone(&cuts), buffer);
+            let gathered = pending.and_then(|pending| pending.wait());
+            gathered.map(drop).map_err(|failed| failed.error)
+        });
+        match between {
+            Between::Memory => assert_carried(&times, 3_600),
+            Between::Messages => {
+                assert_carried(&times[..1], 3_600);
+                assert_carried(&times[1..], 2_800);
+            }
+        }
+    }
+}
+
+/// Between messages an all-reduce has two rounds.
+#[test]
+fn an_all_reduce_occupies_its_link_once() {
+    for between in BETWEEN {
+        let times = times(between, |group| sum(group, 1_000)?.wait().map(drop));
+        assert_carried(&times, 6_000);
+    }
+}
+
+/// Four ranks share the copy of two shards.
+#[test]
+fn a_gather_for_all_takes_the_time_of_the_shards_that_its_holder_receives() {
+    let unit = Unit::new("unit").param(Param::new("w", [2_000]));
+    let layout = Arc::new(UnitLayout::new(&unit, 2).expect("a layout"));
+    let times = times(Between::Memory, |group| {
+        let buffers = || Arc::new(vec![HostBuffer::F32(vec![0.0; 2_000])]);
+        let holder = (group.index() == 0).then(buffers);
+        let shard = HostBuffer::F32(vec![1.0; layout.shard_len()]);
+        let layout = Arc::clone(&layout);
+        group.gather_unit_shared(Tag::default(), layout, shard, holder)?.wait().map(drop)
+    });
+    assert_carried(&times, 4 * layout.shard_len() as u64);
 }

@@ -21,7 +21,7 @@ pub struct DeviceUpdate<'a> {
     /// The element of the shard with which `parameters` begin, a multiple of 4.
     pub first: usize,
     /// The target of a copy of the updated parameters in f16 or bf16, if one is needed, from the
-    /// begin of the shard on. The updated elements are written, and it is never read.
+    /// beginning of the shard on. The updated elements are written, and it is never read.
     pub rounded: Option<&'a mut DeviceBuffer>,
     /// The f32 gradient.
     pub gradient: &'a DeviceBuffer,
@@ -220,8 +220,15 @@ impl DeviceUpdate<'_> {
         let Self { parameters, first, rounded, gradient, gradient_first, .. } = self;
         parameters.check(operation, DType::F32, parameters.len())?;
         gradient.check(operation, DType::F32, gradient.len())?;
-        let ends = [first + parameters.len(), gradient_first + gradient.len()];
-        let mut end = ends[0].min(ends[1]);
+        let end_of = |first: usize, buffer: &DeviceBuffer| {
+            let len = buffer.len();
+            first.checked_add(len).ok_or_else(|| {
+                let problem =
+                    format!("a buffer of {len} elements cannot begin with element {first}");
+                CudaError::Mismatch { operation, problem }
+            })
+        };
+        let mut end = end_of(*first, parameters)?.min(end_of(*gradient_first, gradient)?);
         if let Some(rounded) = rounded {
             let dtype = if rounded.dtype() == DType::F16 { DType::F16 } else { DType::BF16 };
             rounded.check(operation, dtype, rounded.len())?;
@@ -264,10 +271,11 @@ impl DeviceUpdate<'_> {
     }
 }
 
-/// Returns the address that element 0 of a shard would have, of which a buffer of f32 has the
-/// elements from `first` on. The kernels add the index of an element to it, and wrap as this does.
+/// Returns the address that element 0 of a shard would have. A buffer at `address` has the elements
+/// of that shard from `first` on, in f32. The kernels add the index of an element to the result,
+/// and wrap as this does.
 fn origin(address: u64, first: usize) -> u64 {
-    address.wrapping_sub((first * size_of::<f32>()) as u64)
+    address.wrapping_sub((first as u64).wrapping_mul(size_of::<f32>() as u64))
 }
 
 /// Checks that the state of all pieces lies within buffers of one length, in order.

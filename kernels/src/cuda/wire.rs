@@ -191,9 +191,9 @@ impl Stream {
     /// The call makes one launch. The bits are those of [`cast`](crate::cast).
     ///
     /// # Errors
-    /// [`CudaError::Mismatch`] if the ranges differ in length, reach beyond their buffers or begin
-    /// elsewhere, the source is not f32, or a buffer is of another device; [`CudaError::Driver`] if
-    /// a call of the driver fails.
+    /// [`CudaError::Mismatch`] if the ranges differ in length, reach beyond their buffers, end
+    /// before they start or begin elsewhere, the source is not f32, or a buffer is of another
+    /// device; [`CudaError::Driver`] if a call of the driver fails.
     pub fn narrow_part(
         &self,
         target: &mut DeviceBuffer,
@@ -203,9 +203,11 @@ impl Stream {
     ) -> Result<(), CudaError> {
         let operation = "narrow";
         source.check(operation, DType::F32, source.len())?;
-        let starts = [to.start, from.start];
-        let is_within = to.end <= target.len() && from.end <= source.len();
-        if to.len() != from.len() || !is_within || starts.iter().any(|it| !it.is_multiple_of(8)) {
+        let ranges = [(&to, target.len()), (&from, source.len())];
+        let fits = |(range, len): (&Range<usize>, usize)| {
+            range.start <= range.end && range.end <= len && range.start.is_multiple_of(8)
+        };
+        if to.len() != from.len() || !ranges.into_iter().all(fits) {
             let lens = [source.len(), target.len()];
             let problem = format!("elements {from:?} cannot go to {to:?} in buffers of {lens:?}");
             return Err(CudaError::Mismatch { operation, problem });

@@ -21,10 +21,13 @@ use crate::machine::{Machine, MachineKind, Threads};
 pub enum CollectiveKind {
     /// Every member gets the elements of all members.
     AllGather,
-    /// Every member gets the elements of all others, in a buffer that has its own ones already.
-    AllGatherInPlace,
+    /// Every member gets the parts of all others, in a buffer that has its own part already. On
+    /// cards, parts are padded, in buffers of their own.
+    AllGatherParts,
     /// Member `i` gets the sum of the `i`-th parts of all members.
     ReduceScatter,
+    /// The same, in the place of its own part. On cards, parts are padded, in buffers of their own.
+    ReduceScatterParts,
     /// Every member gets the sum of the elements of all members.
     AllReduce,
 }
@@ -44,7 +47,7 @@ pub struct CollectiveCost {
 ///
 /// `bytes` are those of the larger of a member's two buffers: all parts of an all_gather, the
 /// contribution of a reduce_scatter. On cards, a call of no bytes takes no time, since NCCL leaves
-/// it out. A group of one member copies its buffer, unless it gathers in place.
+/// it out. A group of one member copies its buffer, unless it gathers parts.
 ///
 /// ```
 /// use hsdp_simulator::{CollectiveKind, Machine, Shapes, collective_cost};
@@ -119,8 +122,9 @@ impl Cost {
 ///
 /// With `n` members and buffers of `s` bytes (docs/performance.md, "Collectives between threads"):
 /// - all_gather: `s` read, `n s` written past the caches
-/// - all_gather in place: `s` read, `(n - 1) s` written
+/// - all_gather of parts: `s` read, `(n - 1) s` written
 /// - reduce_scatter: `n s` read, `s` written after its lines were read
+/// - reduce_scatter of parts: `n s` read, `s` of them written
 /// - all_reduce: `n s` read, `n s` written
 ///
 /// All groups that make it at the same time share the bandwidth.
@@ -128,9 +132,10 @@ fn memory_passes(machine: &Machine, shape: &Shape, collective: CollectiveKind, b
     let n = shape.members() as f64;
     let buffers = match collective {
         CollectiveKind::AllGather => 1.0 + n,
-        CollectiveKind::AllGatherInPlace if shape.members() == 1 => 0.0,
-        CollectiveKind::AllGatherInPlace => n,
+        CollectiveKind::AllGatherParts if shape.members() == 1 => 0.0,
+        CollectiveKind::AllGatherParts => n,
         CollectiveKind::ReduceScatter => n + 2.0,
+        CollectiveKind::ReduceScatterParts => n + 1.0,
         CollectiveKind::AllReduce => 2.0 * n,
     };
     let bandwidth = machine.memory.bandwidth.value() * machine.memory.efficiency.value();

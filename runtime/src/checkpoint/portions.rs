@@ -91,7 +91,7 @@ impl WrittenPortion {
     /// A tensor of state that this rank writes because it owns it.
     fn of_owner(context: &Context, tensor: StateTensor) -> Option<Self> {
         match tensor.spread {
-            // Of replicas that have the same owners, the first writes.
+            // Where replicas have the same owners, the first replica writes.
             Spread::Owned { len, owner } if context.rank().index() == owner => {
                 Self::of_state(context, tensor, 0..len)
             }

@@ -66,8 +66,8 @@ pub(crate) trait ShardUpdate {
 
 impl Shard {
     /// Makes a unit's shard of these f32 parameters where the model lies, rounded too where the
-    /// compute dtype is another. Parameters that are stored in the compute dtype are only rounded,
-    /// as are those of which other replicas hold the masters.
+    /// compute dtype is another. Parameters that are stored in the compute dtype, or have their
+    /// masters on other replicas, are only rounded.
     ///
     /// # Errors
     /// If there is no memory for it; those of a device.

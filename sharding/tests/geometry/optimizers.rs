@@ -456,7 +456,7 @@ fn an_update_over_the_world_by_hand() {
     let exchanged = [64 + 16, 16 + 32, 32, 0];
     let exchanged = exchanged.map(|words| Flow { calls: 2, bytes: ByteCount(4 * words) });
     assert_eq!(updates.map(|update| update.exchanged), exchanged);
-    // What comes, with the workspace of the owned matrix or what is sent.
+    // Received words, with the workspace of the owned matrix or the words that are sent.
     let extra = [64 + (64 + 2 * 64), 16 + (16 + 2 * 16), 32, 0];
     assert_eq!(updates.map(|update| update.extra), extra.map(|words| ByteCount(4 * words)));
     let state = [32, 32, 32, 0].map(|words| ByteCount(4 * words));

@@ -1,5 +1,7 @@
 //! Sums of members, and casts.
 
+use std::ops::Range;
+
 use hsdp_kernels::cuda::{DeviceBuffer, Noted, Notes, Stream};
 use hsdp_kernels::{Divisor, Fold, HostBuffer, Scaling, Values, Wire, sum_contributions};
 use hsdp_sharding::DType;
@@ -111,6 +113,31 @@ fn casts_round_as_the_twin_rounds() {
             assert_same(found.values(), expected.values(), &what);
         }
     }
+}
+
+#[test]
+#[ignore = "needs a CUDA device"]
+fn parts_that_do_not_fit_are_not_cast() {
+    let stream = stream();
+    let source = upload(&stream, Values::F32(&[1.0; 24]));
+    let mut target = DeviceBuffer::new(&device(), DType::BF16, 8, "a test").expect("memory");
+    let reversed = Range { start: 16, end: 8 };
+    let reversed_within = Range { start: 8, end: 0 };
+    for (to, from) in [
+        (reversed.clone(), 0..0),
+        (reversed_within.clone(), reversed_within),
+        (0..0, Range { start: 32, end: 24 }),
+        (0..16, 0..16),
+        (0..8, 20..28),
+        (0..8, 4..12),
+        (0..8, 0..16),
+    ] {
+        let refused = stream.narrow_part(&mut target, to.clone(), &source, from.clone());
+        let said = format!("narrow: elements {from:?} cannot go to {to:?} in buffers of [24, 8]");
+        assert_eq!(refused.map_err(|it| it.to_string()), Err(said));
+    }
+    assert_eq!(stream.narrow_part(&mut target, 0..8, &source, 16..24), Ok(()));
+    assert_eq!(stream.narrow_part(&mut target, 8..8, &source, 24..24), Ok(()));
 }
 
 #[test]

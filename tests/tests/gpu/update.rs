@@ -249,5 +249,19 @@ fn pieces_that_do_not_fit_are_refused() {
         );
         assert_eq!(refused.expect_err("it does not fit").to_string(), said);
     }
+    let last = usize::MAX - 3;
+    for [first_parameter, gradient_first] in [[last, 0], [0, last]] {
+        let update = DeviceUpdate {
+            parameters,
+            first: first_parameter,
+            rounded: None,
+            gradient,
+            gradient_first,
+            divisor: 1.0,
+        };
+        let refused = stream.adamw(update, &[], &step, first, second);
+        let said = format!("adamw: a buffer of 64 elements cannot begin with element {last}");
+        assert_eq!(refused.expect_err("no shard has it").to_string(), said);
+    }
     assert_eq!(DeviceBuffer::new(&device(), DType::F32, 0, "a test").map(|it| it.len()), Ok(0));
 }

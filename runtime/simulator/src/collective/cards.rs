@@ -88,8 +88,8 @@ impl<'a> Route<'a> {
     ///
     /// NCCL: `nsteps` and `nInterSteps` for the latency; for the bandwidth, that of the slowest
     /// link by `nRanks / nsteps`. The factor 1.4 by which NCCL raises the latency of large
-    /// all_reduces between machines is left out. The pass of [`own_part`](Self::own_part) is not in
-    /// NCCL's model.
+    /// all_reduces between machines is left out. The passes of [`own_part`](Self::own_part) and
+    /// [`padding`](Self::padding) are not in NCCL's model.
     fn ring(&self, protocol: &Protocol, collective: CollectiveKind, bytes: f64) -> Cost {
         let costs = &protocol.ring;
         // "With ppn=1 latencies are fully exposed, use the Tree network latency".
@@ -99,24 +99,38 @@ impl<'a> Route<'a> {
         let inside = self.members - 1.0 - between;
         let steps = inside * self.step * costs.step + between * self.network_step(exposed);
         let moved = rounds * (self.members - 1.0) / self.members * bytes;
-        let idle = costs.base + rounds * steps + self.own_part(collective, bytes);
+        let passes = self.own_part(collective) + self.padding(collective);
+        let idle = costs.base + rounds * steps + passes * bytes / self.members / self.memory;
         Cost { idle, carrying: self.carrying([moved; 2], costs) }
     }
 
-    /// Seconds in which a member handles the `1/n` of the bytes that it needs not send: it adds its
-    /// elements to the sum that it received, or copies its shard into the output. The link carries
-    /// nothing then.
+    /// Returns the passes over `1/n` of the bytes in which a member handles the part that it needs
+    /// not send: it adds its elements to the sum that it received, or copies its shard into the
+    /// output. The link carries nothing then.
     ///
     /// In tests/a100_node_all_reduce.csv, the time of a byte depends on the number of members as
     /// that of such a pass: a fit finds 3.04 bytes of memory for a byte of an all_reduce, beside
     /// the two readings and the writing that there are.
-    fn own_part(&self, collective: CollectiveKind, bytes: f64) -> f64 {
-        let passes = match collective {
-            CollectiveKind::AllReduce | CollectiveKind::ReduceScatter => 3.0,
-            CollectiveKind::AllGather => 2.0,
-            CollectiveKind::AllGatherInPlace => 0.0,
+    fn own_part(&self, collective: CollectiveKind) -> f64 {
+        match collective {
+            CollectiveKind::AllReduce
+            | CollectiveKind::ReduceScatter
+            | CollectiveKind::ReduceScatterParts => 3.0,
+            CollectiveKind::AllGather | CollectiveKind::AllGatherParts => 2.0,
+        }
+    }
+
+    /// Returns the passes over `1/n` of the bytes in which a member copies parts to buffers where
+    /// all of them have one length, for NCCL, and parts back from there. A gather copies the own
+    /// part to such a buffer, and those of the others back. A sum copies all parts to such a
+    /// buffer, and the own sum back. Each copy reads and writes.
+    fn padding(&self, collective: CollectiveKind) -> f64 {
+        let copies = match collective {
+            CollectiveKind::AllGatherParts => self.members,
+            CollectiveKind::ReduceScatterParts => self.members + 1.0,
+            _ => 0.0,
         };
-        passes * bytes / self.members / self.memory
+        2.0 * copies
     }
 
     /// Returns the cost of two binary trees of machines, each with half of the bytes, in which the

@@ -7,10 +7,11 @@ use proptest::prelude::*;
 use super::{CollectiveCost, CollectiveKind, Shape, Shapes, collective_cost, exchange_time};
 use crate::{Machine, Time};
 
-const COLLECTIVES: [CollectiveKind; 4] = [
+const COLLECTIVES: [CollectiveKind; 5] = [
     CollectiveKind::AllGather,
-    CollectiveKind::AllGatherInPlace,
+    CollectiveKind::AllGatherParts,
     CollectiveKind::ReduceScatter,
+    CollectiveKind::ReduceScatterParts,
     CollectiveKind::AllReduce,
 ];
 const US: f64 = 1e-6;
@@ -67,10 +68,23 @@ fn a_large_gather_is_a_ring() {
     assert_near(gather.time, latency + 7e9 * LINK + 2e9 * MEMORY);
     assert_near(gather.busy[0], 7e9 * LINK);
     assert_eq!(gather.busy[1], Time::ZERO);
-    let in_place = cost(&ring, CollectiveKind::AllGatherInPlace, bytes);
-    assert_near(in_place.time, latency + 7e9 * LINK);
     let reduction = cost(&ring, CollectiveKind::ReduceScatter, bytes);
     assert_near(reduction.time, latency + 7e9 * LINK + 3e9 * MEMORY);
+}
+
+/// A card copies all eight parts to padded buffers or back, and of sums its own a second time. It
+/// reads and writes each.
+#[test]
+fn collectives_of_parts_copy_the_parts_of_all() {
+    let ring = world(&cluster(), 8);
+    let bytes = 8_000_000_000;
+    let latency = 8.4 * US + 7.0 * 3.4 * US;
+    let gather = cost(&ring, CollectiveKind::AllGatherParts, bytes);
+    assert_near(gather.time, latency + 7e9 * LINK + 2e9 * MEMORY + 8.0 * 2e9 * MEMORY);
+    assert_near(gather.busy[0], 7e9 * LINK);
+    let reduction = cost(&ring, CollectiveKind::ReduceScatterParts, bytes);
+    assert_near(reduction.time, latency + 7e9 * LINK + 3e9 * MEMORY + 9.0 * 2e9 * MEMORY);
+    assert_near(reduction.busy[0], 7e9 * LINK);
 }
 
 #[test]
@@ -173,8 +187,9 @@ fn threads_take_as_long_as_memory_takes() {
     let meeting = 38.9 * US;
     let rows = [
         (CollectiveKind::AllGather, 80.0, 2.4e-3),
-        (CollectiveKind::AllGatherInPlace, 64.0, 1.9e-3),
+        (CollectiveKind::AllGatherParts, 64.0, 1.9e-3),
         (CollectiveKind::ReduceScatter, 96.0, 2.8e-3),
+        (CollectiveKind::ReduceScatterParts, 80.0, 2.4e-3),
         (CollectiveKind::AllReduce, 128.0, 3.8e-3),
     ];
     for (collective, mebibytes, expected) in rows {

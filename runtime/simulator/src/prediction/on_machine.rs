@@ -91,7 +91,7 @@ pub(crate) struct OnMachine<'a> {
     slices: Vec<WorkCost>,
     /// Last cost of each collective, with its bytes and its shape. Units that follow each other are
     /// often alike.
-    last: [Cell<Option<(u64, usize, OperationCost)>>; 4],
+    last: [Cell<Option<(u64, usize, OperationCost)>>; 5],
 }
 
 impl<'a> OnMachine<'a> {
@@ -113,13 +113,18 @@ impl<'a> OnMachine<'a> {
         // Each replica adds up the norm of its slice.
         let replicas = sizes.mesh.replicate_size() as u64;
         let update = sizes.update.cost(sizes.mesh, machine, &processor);
+        // A device folds sums whole, beside the elements that the rank updates.
+        let folded = |it: &UnitSizes| match machine.device() {
+            Some(_) => it.shard,
+            None => it.updated,
+        };
         Ok(Self {
             machine,
             groups,
             forward: computation.forwards(batch, &processor),
             backward: computation.backwards(batch, &processor),
             accumulate: units().map(|it| pass(it.full * (it.gradient + 2 * word))).collect(),
-            fold: units().map(|it| pass(it.updated * 3 * word)).collect(),
+            fold: units().map(|it| pass(folded(it) * 3 * word)).collect(),
             loss: computation.loss(batch, &processor),
             norm: pass(units().map(|it| it.shard).sum::<u64>().div_ceil(replicas) * word),
             slices: sizes.update.of_slices(update),
@@ -166,7 +171,10 @@ impl Costs for OnMachine<'_> {
         let all = || bytes.saturating_mul(placed.members() as u64);
         match (operation.channel, operation.op) {
             _ if operation.stage == Stage::GatherSlices => {
-                self.moved(CollectiveKind::AllGatherInPlace, bytes, shape)
+                self.moved(CollectiveKind::AllGatherParts, bytes, shape)
+            }
+            _ if operation.stage == Stage::ScatterSums => {
+                self.moved(CollectiveKind::ReduceScatterParts, bytes, shape)
             }
             (Channel::Control | Channel::Statistics, _) => OperationCost {
                 host: Time::saturating(self.machine.calls.issue.value()),

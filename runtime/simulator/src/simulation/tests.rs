@@ -249,14 +249,34 @@ proptest! {
     /// add up to its shares.
     #[test]
     fn a_trace_has_the_same_times(
-        gather in 0..20u64, reduce in 0..20u64, all_reduce in 0..50u64, slices in 0..50u64, computation in 0..20u64, launch in 0..20u64,
-        prefetch in 0..4usize, count in 1..40u64, mode in 0..3usize, replicas in 1..4usize, shards in 1..7usize,
+        gather in 0..20u64, reduce in 0..20u64, all_reduce in 0..50u64, slices in 0..50u64,
+        computation in 0..20u64, launch in 0..20u64,
+        prefetch in 0..4usize, count in 1..40u64, mode in 0..3usize,
+        replicas in 1..4usize, shards in 1..7usize,
         on_device: bool, asked: bool, state in 0..2usize, machine in 0..9usize,
     ) {
         let placement = PLACEMENTS[usize::from(on_device)];
-        let given = Given { gather, reduce, all_reduce, slices, computation, launch, placement: Some(placement), machine };
-        let microbatches = if asked { Microbatches::Asked(count) } else { Microbatches::Given(count) };
-        let case = Case { mesh: [replicas, shards], accumulation: Accumulation::ALL[mode], prefetch, microbatches, state: StateOver::ALL[state] };
+        let given = Given {
+            gather,
+            reduce,
+            all_reduce,
+            slices,
+            computation,
+            launch,
+            placement: Some(placement),
+            machine,
+        };
+        let microbatches = match asked {
+            true => Microbatches::Asked(count),
+            false => Microbatches::Given(count),
+        };
+        let case = Case {
+            mesh: [replicas, shards],
+            accumulation: Accumulation::ALL[mode],
+            prefetch,
+            microbatches,
+            state: StateOver::ALL[state],
+        };
         let order = order(case, placement);
         let timing = simulate(&order, &given).expect("it ends");
         let (traced, spans) = trace(&order, &given).expect("it ends");
@@ -265,9 +285,11 @@ proptest! {
             prop_assert_eq!(total(&rank.shares), rank.step);
         }
         for lane in spans.iter().map(|span| (span.color, span.lane)).collect::<BTreeSet<_>>() {
-            let mut of_lane: Vec<_> = spans.iter().filter(|it| (it.color, it.lane) == lane).collect();
+            let of_lane = spans.iter().filter(|it| (it.color, it.lane) == lane);
+            let mut of_lane: Vec<_> = of_lane.collect();
             of_lane.sort_by_key(|span| (span.begins, span.ends));
-            prop_assert!(of_lane.windows(2).all(|pair| pair[0].ends <= pair[1].begins), "{:?}", lane);
+            let is_in_order = of_lane.windows(2).all(|pair| pair[0].ends <= pair[1].begins);
+            prop_assert!(is_in_order, "{:?}", lane);
         }
         for (color, rank) in timing.ranks.iter().enumerate() {
             let lane = if on_device { Lane::Computation } else { Lane::Host };

@@ -256,7 +256,9 @@ fn large_searches_are_refused_with_the_number() {
     let error = Search::of(&space, top(1)).expect_err("refused").to_string();
     assert_eq!(
         error,
-        "956020000 units and parameters: 2088 plans of 16384 ranks, and 6 ways to compute the tokens of a step, of a model with 90000, and 2302680000 slices, 3 for one; at most 45000000 are searched"
+        "956020000 units and parameters: 2088 plans of 16384 ranks, and 6 ways to compute the \
+         tokens of a step, of a model with 90000, and 2302680000 slices, 3 for one; at most \
+         45000000 are searched"
     );
     assert!(began.elapsed().as_secs() < 20, "{:?}", began.elapsed());
 }

@@ -9,9 +9,9 @@ use hsdp_sharding::{
     PlanOptions, Rank, State, StateOver, Traffic, Unit, UnitId, balanced,
 };
 use hsdp_simulator::{
-    Action, Batch, Costs, GptShape, Machine, Members, Microbatches, ModelPlacement, OperationCost,
-    Order, Prediction, Recompute, Reference, Share, StepOperation, Time, What, Work, WorkCost,
-    Workload, simulate, trace,
+    Action, Batch, CollectiveKind, Costs, GptShape, Machine, Members, Microbatches, ModelPlacement,
+    OperationCost, Order, Prediction, Recompute, Reference, Shapes, Share, StepOperation, Time,
+    What, Work, WorkCost, Workload, collective_cost, simulate, trace,
 };
 
 /// Units with a batch norm, with frozen parameters, in f32, and kept.
@@ -348,6 +348,54 @@ fn a_rank_updates_its_slices_alone() {
             let whole = seconds([4, 2], StateOver::Shards);
             assert!(whole > 3.0 * world, "{offload}: {whole}, {world}");
         }
+    }
+}
+
+/// A device folds the sums of a microbatch whole. A host folds those that its rank updates.
+#[test]
+fn a_device_folds_the_elements_of_all_slices() {
+    for (name, parts) in [("a100-cluster", 1.0), ("two-core-cpu", 4.0)] {
+        let mut machine = machine(name);
+        for name in ["compute.launch", "compute.kernel"] {
+            machine.set(name, 1e-12, "a test").expect("possible");
+        }
+        let [shards, world] = StateOver::ALL.map(|state| {
+            let workload = workload([4, 2], state, 1, Offload::None);
+            let costs = workload.costs(&machine).expect("costs");
+            let WorkCost { host, device } = costs.work(Work::Fold(UnitId::new(1)));
+            host.seconds() + device.seconds()
+        });
+        assert!((shards / world / parts - 1.0).abs() < 1e-3, "{name}: {shards}, {world}");
+    }
+}
+
+/// Cards copy slices to padded buffers and back, for NCCL.
+#[test]
+fn slices_move_as_parts_do() {
+    for machine in ["a100-cluster", "two-core-cpu"].map(machine) {
+        let workload = workload([4, 2], StateOver::World, 1, Offload::None);
+        let shapes = Shapes::new(workload.plan.mesh(), &machine).expect("it fits");
+        let replicas = shapes.group(Axis::Replicate, Rank::new(0));
+        let costs = workload.costs(&machine).expect("costs");
+        let order = workload.order(&machine);
+        let mut compared = [0; 2];
+        for (operation, _) in operations(&order) {
+            let (index, kind) = match operation.stage {
+                Stage::ScatterSums => (0, CollectiveKind::ReduceScatterParts),
+                Stage::GatherSlices => (1, CollectiveKind::AllGatherParts),
+                _ => continue,
+            };
+            let bytes = (operation.elements * operation.dtype.size_bytes()) as u64;
+            let shape = costs.shape(operation.members, Rank::new(0));
+            let found = costs.operation(operation, shape);
+            let expected = collective_cost(&machine, &replicas, kind, bytes);
+            assert_eq!(found.busy, expected.busy, "{operation:?}");
+            if machine.device().is_some() {
+                assert_eq!(found.link, expected.time, "{operation:?}");
+            }
+            compared[index] += 1;
+        }
+        assert!(compared.iter().all(|count| *count > 16), "{compared:?}");
     }
 }
 

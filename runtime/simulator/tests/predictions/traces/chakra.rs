@@ -241,7 +241,8 @@ fn check(case: Case) -> Result<(), TestCaseError> {
 
 prop_compose! {
     fn cases()(
-        mesh in [1..4usize, 1..4usize], on_device: bool, mode in 0..3usize, count in 1..5u64, asked: bool, state in 0..2usize,
+        mesh in [1..4usize, 1..4usize], on_device: bool, mode in 0..3usize,
+        count in 1..5u64, asked: bool, state in 0..2usize,
         prefetch in 0..4usize, batch_norms in 0..4usize,
         (gather, reduce, all_reduce, exchange) in (0..20u64, 0..20u64, 0..50u64, 0..5u64),
         (call, launch, computation) in (0..5u64, 0..20u64, 0..20u64),
@@ -250,11 +251,23 @@ prop_compose! {
             mesh,
             placement: if on_device { ModelPlacement::Device } else { ModelPlacement::Host },
             accumulation: Accumulation::ALL[mode],
-            microbatches: if asked { Microbatches::Asked(count) } else { Microbatches::Given(count) },
+            microbatches: match asked {
+                true => Microbatches::Asked(count),
+                false => Microbatches::Given(count),
+            },
             prefetch,
             state: StateOver::ALL[state],
             batch_norms,
-            costs: Given { unit: MICROSECOND, gather, reduce, all_reduce, exchange, call, launch, computation },
+            costs: Given {
+                unit: MICROSECOND,
+                gather,
+                reduce,
+                all_reduce,
+                exchange,
+                call,
+                launch,
+                computation,
+            },
         }
     }
 }
