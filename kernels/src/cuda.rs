@@ -50,7 +50,7 @@ pub use self::driver::{HAS_DEVICES, compile};
 pub use self::error::CudaError;
 pub use self::launch::{FirstFound, Noted, Notes, WhatWasNoted};
 pub use self::newton_schulz::NewtonSchulzBuffers;
-pub use self::product::{Cublas, DeviceMatrix, DeviceMatrixMut, Product, Stored};
+pub use self::product::{Cublas, DeviceMatrices, DeviceMatrix, Product, Stored};
 pub use self::stream::{Apart, IssueGuard, Moment, Stream, Together};
 pub use self::update::{DeviceUpdate, PartOfMatrix, PieceOfStep};
 pub use self::wire::{Packed, Seen};

@@ -4,8 +4,8 @@
 //! not communicate, start no thread, and use a rank only as a label under which [`memory`] is
 //! counted. Their results depend on their arguments alone: not on alignment, not on the width of
 //! the machine's vectors, and not on how a caller cuts a range (except that [`squared_norm`] is a
-//! sum over the range that it is given). [`matmul`], for layers, is different: it may use rayon's
-//! threads, and its bits depend on the processor.
+//! sum over the range that it is given). [`matmul`] and [`NewtonSchulz`] are different: they may use
+//! rayon's threads, and their bits depend on the processor.
 //!
 //! | concept | PyTorch's word | here |
 //! | --- | --- | --- |

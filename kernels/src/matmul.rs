@@ -78,12 +78,17 @@ pub enum Threads {
 }
 
 impl Threads {
-    fn of_gemm(self) -> Parallelism {
+    /// Returns the number of threads. In a pool of one thread nothing goes through rayon: ranks
+    /// that are threads would wait for each other.
+    pub(crate) fn count(self) -> usize {
         match self {
-            // In a pool of one thread, ranks that are threads would wait for each other.
-            Self::Pool if rayon::current_num_threads() > 1 => Parallelism::Rayon(0),
-            _ => Parallelism::None,
+            Self::One => 1,
+            Self::Pool => rayon::current_num_threads(),
         }
+    }
+
+    fn of_gemm(self) -> Parallelism {
+        if self.count() > 1 { Parallelism::Rayon(0) } else { Parallelism::None }
     }
 }
 
@@ -145,12 +150,8 @@ unsafe fn multiply(target: *mut f32, fold: Fold, [a, b]: [Matrix<'_>; 2], thread
         && a.columns > 0
         && multiplies_bf16()
     {
-        let threads = match threads {
-            Threads::One => 1,
-            Threads::Pool => rayon::current_num_threads(),
-        };
         // SAFETY: K-6, the target is the caller's, and the condition saw the instructions.
-        return unsafe { pairs::multiply(target, fold, [a, b], threads) };
+        return unsafe { pairs::multiply(target, fold, [a, b], threads.count()) };
     }
     let [of_a, of_b] = [a.values.wide(), b.values.wide()];
     let (a_row, a_column) = a.signed_strides();

@@ -8,21 +8,25 @@ use super::error::CudaError;
 use super::stream::Stream;
 use crate::memory::{self, Category};
 
-/// A product of two matrices: `target = take * left right + keep * target`. All elements are f32,
-/// or all are bf16.
+/// Products of two matrices each: `target = take * left right + keep * target`. All elements are
+/// f32, or all are bf16.
 #[derive(Debug)]
 pub struct Product<'a> {
-    /// The buffer of the target. Its rows are one after the other. With `keep` 0 it is not read.
+    /// The number of products. Target, left and right matrix of each follow those of the product
+    /// before it without gaps.
+    pub count: usize,
+    /// The buffer of the targets. The rows of each are one after the other. With `keep` 0 they are
+    /// not read.
     pub target: &'a mut DeviceBuffer,
-    /// The first element of the target in its buffer.
+    /// The first element of the first target in its buffer.
     pub start: usize,
-    /// The left matrix.
+    /// The left matrix of the first product.
     pub left: DeviceMatrix<'a>,
-    /// The right matrix, with as many rows as the left one has columns.
+    /// The right matrix of the first product, with as many rows as the left one has columns.
     pub right: DeviceMatrix<'a>,
-    /// The factor of the product.
+    /// The factor of each product.
     pub take: f32,
-    /// The factor of the target.
+    /// The factor of each target.
     pub keep: f32,
 }
 
@@ -41,16 +45,19 @@ pub struct DeviceMatrix<'a> {
     pub stored: Stored,
 }
 
-/// A matrix in a device buffer that an operation replaces. It is stored by rows, without gaps.
+/// Matrices of one shape in a device buffer that an operation replaces. They follow one another,
+/// stored by rows, without gaps.
 #[derive(Debug)]
-pub struct DeviceMatrixMut<'a> {
+pub struct DeviceMatrices<'a> {
     /// The buffer.
     pub buffer: &'a mut DeviceBuffer,
-    /// The first element.
+    /// The first element of the first matrix.
     pub start: usize,
-    /// The number of rows.
+    /// The number of matrices.
+    pub count: usize,
+    /// The number of rows of each.
     pub rows: usize,
-    /// The number of columns.
+    /// The number of columns of each.
     pub columns: usize,
 }
 
@@ -89,7 +96,7 @@ impl Product<'_> {
     /// Checks that the matrices fit each other, lie within their buffers, and are all of f32 or all
     /// of bf16.
     fn check(&self) -> Result<(), CudaError> {
-        let Self { left, right, .. } = self;
+        let &Self { count, ref left, ref right, .. } = self;
         let dtype = self.target.dtype();
         let buffer = &*self.target;
         let target = DeviceMatrix { buffer, start: self.start, columns: right.columns, ..*left };
@@ -108,11 +115,13 @@ impl Product<'_> {
             let &DeviceMatrix { buffer, start, rows, columns, .. } = matrix;
             let len = buffer.len();
             let own = buffer.dtype();
-            let end = rows.checked_mul(columns).and_then(|count| start.checked_add(count));
+            let one = rows.checked_mul(columns);
+            let all = one.and_then(|one| one.checked_mul(count));
+            let end = all.and_then(|all| start.checked_add(all));
             if own != dtype || end.is_none_or(|end| end > len) {
                 return refuse(format!(
-                    "{operand}, {rows} x {columns} of {dtype} from element {start} on, does not lie in a buffer of {len} \
-                     elements of {own}"
+                    "{operand}, {count} x {rows} x {columns} of {dtype} from element {start} on, does not lie in a buffer \
+                     of {len} elements of {own}"
                 ));
             }
         }
@@ -135,16 +144,19 @@ pub struct Cublas {
     workspace: DeviceBuffer,
 }
 
-/// A product of matrices that are stored by columns, of f32 or bf16, with addresses of the device.
+/// Products of matrices that are stored by columns, of f32 or bf16, with addresses of the device.
 #[derive(Debug)]
 #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only the driver reads it"))]
 pub(super) struct Gemm {
     pub(super) dtype: DType,
+    pub(super) count: usize,
+    /// The first target. The others follow without gaps.
     pub(super) target: u64,
-    /// The rows and the columns of the target, and the columns of the first factor.
+    /// The rows and the columns of each target, and the columns of each first factor.
     pub(super) sizes: [usize; 3],
+    /// The factors of the first product.
     pub(super) factors: [Operand; 2],
-    /// The factors of the product, and of the target.
+    /// The factors of each product, and of each target.
     pub(super) scales: [f32; 2],
     /// The address of the workspace.
     pub(super) workspace: u64,
@@ -160,6 +172,8 @@ pub(super) struct Operand {
     pub(super) stored: Stored,
     /// The elements from a row or a column to the next.
     pub(super) stride: usize,
+    /// The elements from the factor of a product to that of the next.
+    pub(super) to_next: usize,
 }
 
 impl Cublas {
@@ -178,9 +192,9 @@ impl Cublas {
         Ok(Self { workspace })
     }
 
-    /// Issues a product on `stream`, through [`Stream::enqueue`]. Each element of the product is a
-    /// sum in f32 over products of two elements, in any order. It is multiplied, added and rounded
-    /// to the dtype of the target once.
+    /// Issues products on `stream`, through [`Stream::enqueue`]. Each element of a product is a sum
+    /// in f32 over products of two elements, in any order. It is multiplied, added and rounded to
+    /// the dtype of the target once.
     ///
     /// # Errors
     /// [`CudaError::Mismatch`] if the matrices do not fit each other, do not lie within their
@@ -188,16 +202,17 @@ impl Cublas {
     /// fails; [`CudaError::Driver`] if a call of the driver fails.
     pub fn multiply(&mut self, stream: &Stream, product: Product<'_>) -> Result<(), CudaError> {
         product.check()?;
-        let Product { target, start, left, right, take, keep } = product;
+        let Product { count, target, start, left, right, take, keep } = product;
         let rows = left.rows;
         let columns = right.columns;
-        if rows == 0 || columns == 0 {
+        if count == 0 || rows == 0 || columns == 0 {
             return Ok(());
         }
-        // cuBLAS stores matrices by columns. So it computes the transpose of the product, whose
+        // cuBLAS stores matrices by columns. So it computes the transpose of each product, whose
         // columns are the target's rows.
         let gemm = Gemm {
             dtype: target.dtype(),
+            count,
             target: target.address(start),
             sizes: [columns, rows, left.columns],
             factors: [operand(right.t()), operand(left.t())],
@@ -224,6 +239,8 @@ fn operand(matrix: DeviceMatrix<'_>) -> Operand {
     Operand {
         address: matrix.buffer.address(matrix.start),
         stored: matrix.stored,
+        // cuBLAS refuses 0, also for a factor without elements.
         stride: matrix.stride().max(1),
+        to_next: (matrix.rows * matrix.columns).max(1),
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::Range;
 
 use hsdp_sharding::DType;
+use rayon::prelude::*;
 
 use crate::accumulate::Fold;
 use crate::inspect::squared_norm;
@@ -13,6 +14,10 @@ use crate::simd::vectorized;
 
 /// The least number of columns that are multiplied at once: products of narrow matrices are slow.
 const LEAST_COLUMNS: usize = 256;
+
+/// The least number of multiplications, in a step of all matrices, for which the matrices are divided
+/// among threads. With fewer, it takes longer to wake the threads than they save.
+const LEAST_DIVIDED: usize = 1 << 20;
 
 /// Newton-Schulz iterations, which move the singular values of a matrix towards 1 and keep its
 /// singular vectors.
@@ -66,9 +71,9 @@ impl Default for NewtonSchulz {
 }
 
 impl NewtonSchulz {
-    /// The number of f32 that [`orthogonalize`](Self::orthogonalize) needs besides the matrix, for
-    /// a matrix of these sizes: m * m + m * max(m, min(256, n)), where m is the lesser of the
-    /// sizes, and n the greater.
+    /// The number of f32 that [`orthogonalize`](Self::orthogonalize) needs besides each matrix of
+    /// these sizes: m * m + m * max(m, min(256, n)), where m is the lesser of the sizes, and n the
+    /// greater.
     #[must_use]
     pub fn workspace(rows: usize, columns: usize) -> usize {
         let short = rows.min(columns);
@@ -76,10 +81,11 @@ impl NewtonSchulz {
         short * (short + columns_at_once(short, long))
     }
 
-    /// Replaces a matrix of `rows` and `columns`, `[rows * columns]`, by its orthogonalization.
-    /// The elements of `workspace` have no meaning, before and after.
+    /// Replaces each of `count` matrices, `[count][rows * columns]`, by its orthogonalization. The
+    /// elements of `workspace`, `[count][`[`workspace`](Self::workspace)`]`, have no meaning, before
+    /// and after.
     ///
-    /// With X the matrix, or its transpose if it has more rows than columns:
+    /// With X a matrix, or its transpose if it has more rows than columns:
     ///
     /// ```text
     /// X = X / max(norm(X), eps)
@@ -88,11 +94,51 @@ impl NewtonSchulz {
     ///
     /// The squares of the norm are summed in f64. In bf16, X, the norm, A, B and each new X are
     /// rounded. The bits depend on the processor, as those of [`matmul`] do, and not on the
-    /// threads.
+    /// threads or on the other matrices.
+    ///
+    /// As many matrices as give each thread the same number are divided among the threads, unless
+    /// all of them are small. Of the others the threads divide each product, if it is large.
     ///
     /// # Panics
-    /// If the matrix or the workspace has another length than its sizes say.
+    /// If the matrices or the workspace have another length than their sizes say.
     pub fn orthogonalize(
+        &self,
+        matrices: &mut [f32],
+        count: usize,
+        rows: usize,
+        columns: usize,
+        workspace: &mut [f32],
+        threads: Threads,
+    ) {
+        let own = Self::workspace(rows, columns);
+        let lens = [rows.checked_mul(columns), Some(own)].map(|len| len?.checked_mul(count));
+        let found = [matrices.len(), workspace.len()].map(Some);
+        assert_eq!(
+            lens, found,
+            "orthogonalize: elements and workspace of {count} x {rows} x {columns}"
+        );
+        if matrices.is_empty() {
+            return;
+        }
+        let numel = rows * columns;
+        let one = |(matrix, workspace): (&mut [f32], &mut [f32]), threads| {
+            self.orthogonalize_one(matrix, rows, columns, workspace, threads);
+        };
+        let short = rows.min(columns);
+        let cost = count * short * short * (2 * rows.max(columns) + short);
+        let is_divided = threads.count() > 1 && cost >= LEAST_DIVIDED;
+        let divided = if is_divided { count - count % threads.count() } else { 0 };
+        let (each, shared) = matrices.split_at_mut(divided * numel);
+        let (of_each, of_shared) = workspace.split_at_mut(divided * own);
+        if divided > 0 {
+            let each = each.par_chunks_mut(numel).zip(of_each.par_chunks_mut(own));
+            each.with_max_len(1).for_each(|pair| one(pair, Threads::One));
+        }
+        let shared = shared.chunks_mut(numel).zip(of_shared.chunks_mut(own));
+        shared.for_each(|pair| one(pair, threads));
+    }
+
+    fn orthogonalize_one(
         &self,
         matrix: &mut [f32],
         rows: usize,
@@ -100,10 +146,6 @@ impl NewtonSchulz {
         workspace: &mut [f32],
         threads: Threads,
     ) {
-        let len = rows.checked_mul(columns);
-        let own = Self::workspace(rows, columns);
-        assert_eq!(len, Some(matrix.len()), "orthogonalize: the elements of {rows} x {columns}");
-        assert_eq!(workspace.len(), own, "orthogonalize: the workspace of {rows} x {columns}");
         let short = rows.min(columns);
         let (gram, product) = workspace.split_at_mut(short * short);
         let round = self.dtype;

@@ -27,6 +27,39 @@ pub(super) struct MatrixExchange {
     /// Parts that this rank sends, each with the place of its first element in the buffer, by unit
     /// and first element in the shard.
     places: BTreeMap<(UnitId, usize), (Part, usize)>,
+    /// Parts of each matrix that this rank owns.
+    arrivals: BTreeMap<usize, Vec<Arrival>>,
+}
+
+/// A part of a matrix that this rank owns.
+#[derive(Clone, Debug)]
+struct Arrival {
+    /// Its first element in the matrix.
+    start: usize,
+    /// Its elements in a buffer with one copy of all parts that this rank receives.
+    place: Range<usize>,
+}
+
+/// Matrices of one shape that their owner computes together.
+#[derive(Debug)]
+pub(super) struct Bundle<'a> {
+    /// The first of them.
+    pub(super) first: &'a WholeMatrix,
+    /// Indices of all of them in [`Owners::matrices`], ascending.
+    matrices: Vec<usize>,
+}
+
+impl Bundle<'_> {
+    /// Returns the number of matrices.
+    pub(super) fn count(&self) -> usize {
+        self.matrices.len()
+    }
+
+    /// Returns whether a matrix has the shape of this bundle, which has room for it.
+    fn has_room_for(&self, matrix: &WholeMatrix) -> bool {
+        let &WholeMatrix { rows, columns, .. } = self.first;
+        [rows, columns] == [matrix.rows, matrix.columns] && self.count() < matrix.at_once()
+    }
 }
 
 impl MatrixExchange {
@@ -44,10 +77,11 @@ impl MatrixExchange {
         let owners = Owners::of(plan, wholes, has)?;
         let index = context.updaters().index();
         let from = |member| std::mem::take(&mut owners.sent_by(plan, member)[index]);
-        let received = (0..plan.updaters()).map(from).collect();
+        let received: Vec<_> = (0..plan.updaters()).map(from).collect();
         let sent = owners.sent_by(plan, index);
         let places = places_of(&sent);
-        Ok(Self { owners, index, copies, sent, received, places })
+        let arrivals = arrivals_of(&received);
+        Ok(Self { owners, index, copies, sent, received, places, arrivals })
     }
 
     /// Returns the matrix of a part.
@@ -92,6 +126,26 @@ impl MatrixExchange {
         self.indices().map(|at| &self.owners.matrices()[at])
     }
 
+    /// Returns bundles of the matrices that this rank owns: those of one shape with equal keys, at
+    /// most [`WholeMatrix::at_once`] of them. Matrices without a key are in no bundle.
+    pub(super) fn together<K: PartialEq>(
+        &self,
+        key_of: impl Fn(&WholeMatrix) -> Option<K>,
+    ) -> Vec<Bundle<'_>> {
+        let mut bundles: Vec<(K, Bundle<'_>)> = Vec::new();
+        for at in self.indices() {
+            let matrix = &self.owners.matrices()[at];
+            let Some(key) = key_of(matrix) else { continue };
+            let fits =
+                |(of, bundle): &&mut (K, Bundle<'_>)| bundle.has_room_for(matrix) && *of == key;
+            match bundles.iter_mut().find(fits) {
+                Some((_, bundle)) => bundle.matrices.push(at),
+                None => bundles.push((key, Bundle { first: matrix, matrices: vec![at] })),
+            }
+        }
+        bundles.into_iter().map(|(_, bundle)| bundle).collect()
+    }
+
     /// Returns the owner of each matrix, as its index among the updaters.
     pub(super) fn owners(&self) -> impl Iterator<Item = (&WholeMatrix, usize)> {
         let matrices = self.owners.matrices().iter().enumerate();
@@ -114,39 +168,36 @@ impl MatrixExchange {
         all.filter(|at| self.owners.owner(*at) == self.index)
     }
 
-    /// Sends parts to their owners, computes each matrix there, and receives the parts back. `fill`
+    /// Sends parts to their owners, computes the matrices there, and receives the parts back. `fill`
     /// writes the copies of all parts of this rank, in the order of [`each_sent`](Self::each_sent).
-    /// `compute` gets a matrix that this rank owns, with the elements of each copy, row-major, and
-    /// replaces the first copy. Returns the new elements of the parts, in the order in which they
-    /// were sent. Collective over the updaters.
+    /// `compute` gets each of this rank's bundles with its elements, `[count][copies][numel]`, each
+    /// matrix row-major, and replaces the first copy of each matrix. Matrices in no bundle stay as
+    /// they are. Returns the new elements of the parts, in the order in which they were sent.
+    /// Collective over the updaters.
     ///
     /// # Errors
     /// [`Error::Comm`]; [`Error::OutOfMemory`]; those of `fill` and `compute`.
     pub(super) fn run(
         &self,
         site: ErrorSite<'_>,
+        bundles: &[Bundle<'_>],
         fill: impl FnOnce(&mut [f32]) -> Result<(), Error>,
-        mut compute: impl FnMut(&WholeMatrix, &mut [f32]) -> Result<(), Error>,
+        mut compute: impl FnMut(&Bundle<'_>, &mut [f32]) -> Result<(), Error>,
     ) -> Result<Vec<f32>, Error> {
         let mut values = self.zeros(site, self.copies * total(&self.sent))?;
         fill(&mut values)?;
         let mut owned = self.exchange(site, self.copies, values, &self.sent, &self.received)?;
-        for at in self.indices() {
-            let matrix = &self.owners.matrices()[at];
-            let numel = matrix.numel();
-            let unit = matrix.param.unit;
-            let mut copies = site.zeros(Category::Update, unit, self.copies * numel)?;
-            self.each_received(at, &mut owned, |start, part| {
-                let len = part.len() / self.copies;
-                for (copy, part) in copies.chunks_mut(numel).zip(part.chunks(len)) {
-                    copy[start..start + len].copy_from_slice(part);
-                }
-            });
-            compute(matrix, &mut copies)?;
-            self.each_received(at, &mut owned, |start, part| {
-                let len = part.len() / self.copies;
-                part[..len].copy_from_slice(&copies[start..start + len]);
-            });
+        for bundle in bundles {
+            let unit = bundle.first.param.unit;
+            let of_matrix = self.copies * bundle.first.numel();
+            let mut values = site.zeros(Category::Update, unit, bundle.count() * of_matrix)?;
+            for (at, copies) in bundle.matrices.iter().zip(values.chunks_mut(of_matrix)) {
+                self.copy_in(*at, &owned, copies);
+            }
+            compute(bundle, &mut values)?;
+            for (at, copies) in bundle.matrices.iter().zip(values.chunks(of_matrix)) {
+                self.copy_out(*at, copies, &mut owned);
+            }
         }
         self.keep_first_copies(&mut owned);
         self.exchange(site, 1, owned, &self.received, &self.sent)
@@ -199,21 +250,22 @@ impl MatrixExchange {
         site.zeros(Category::Update, first, len)
     }
 
-    /// Calls `act` for the received copies of each part of a matrix, with its first element in the
-    /// matrix.
-    fn each_received(
-        &self,
-        matrix: usize,
-        received: &mut [f32],
-        mut act: impl FnMut(usize, &mut [f32]),
-    ) {
-        let mut at = 0;
-        for part in self.received.iter().flatten() {
-            let range = at..at + self.copies * part.shard.len();
-            at = range.end;
-            if part.matrix == matrix {
-                act(part.start, &mut received[range]);
+    /// Copies the parts of a matrix that this rank owns to their places in each copy of it.
+    fn copy_in(&self, matrix: usize, received: &[f32], copies: &mut [f32]) {
+        let numel = copies.len() / self.copies;
+        for Arrival { start, place } in &self.arrivals[&matrix] {
+            let part = &received[self.copies * place.start..self.copies * place.end];
+            for (copy, part) in copies.chunks_mut(numel).zip(part.chunks(place.len())) {
+                copy[*start..*start + place.len()].copy_from_slice(part);
             }
+        }
+    }
+
+    /// Copies the first copy of a matrix back to its parts.
+    fn copy_out(&self, matrix: usize, copies: &[f32], received: &mut [f32]) {
+        for Arrival { start, place } in &self.arrivals[&matrix] {
+            let part = &mut received[self.copies * place.start..][..place.len()];
+            part.copy_from_slice(&copies[*start..*start + place.len()]);
         }
     }
 
@@ -239,6 +291,19 @@ fn places_of(sent: &[Vec<Part>]) -> BTreeMap<(UnitId, usize), (Part, usize)> {
         ((part.unit, part.shard.start), (part.clone(), own))
     };
     sent.iter().flatten().map(place).collect()
+}
+
+/// Returns the parts of each matrix among those that a rank receives.
+fn arrivals_of(received: &[Vec<Part>]) -> BTreeMap<usize, Vec<Arrival>> {
+    let mut arrivals = BTreeMap::<usize, Vec<Arrival>>::new();
+    let mut end = 0;
+    for part in received.iter().flatten() {
+        let start = end;
+        end += part.shard.len();
+        let arrival = Arrival { start: part.start, place: start..end };
+        arrivals.entry(part.matrix).or_default().push(arrival);
+    }
+    arrivals
 }
 
 /// Returns the number of elements of parts.

@@ -8,7 +8,7 @@ use hsdp_kernels::memory::Category;
 use hsdp_kernels::{MatrixDType, NewtonSchulz, Threads};
 use hsdp_sharding::{Part, WholeMatrix, Wholes};
 
-use self::options::EXCHANGES;
+use self::options::{EXCHANGES, bundles};
 pub use self::options::{MuonOptions, RateScale};
 use crate::error::Error;
 use crate::optimizer::exchange::Staged;
@@ -26,7 +26,9 @@ use crate::options::allowed::Allowed;
 /// [`StateOver::World`](crate::StateOver::World) it has one owner among all ranks. An update sends
 /// the momentum of each matrix to its owner, which orthogonalizes it, and returns the result: one
 /// all_to_all there, and one back. No parameter and no state changes before all results have
-/// arrived.
+/// arrived. An owner orthogonalizes matrices of one shape together, as far as their iterations are
+/// the same, up to 2^22 elements ([`WholeMatrix::at_once`](hsdp_sharding::WholeMatrix::at_once)).
+/// On the host the bits are those of each matrix alone.
 ///
 /// A model on a device is updated there, with products by cuBLAS; the exchange goes through the
 /// host. The first update fails with [`Error::Device`] that names the library, if there is no
@@ -90,14 +92,14 @@ impl Rule for MuonOptions {
             Ok(())
         };
         let fill = |values: &mut [f32]| exchange.each_sent(values, fill);
-        let values = exchange.run(updating.site(), fill, |matrix, copies| {
-            if updating.updates(matrix.param) {
-                let by = options(matrix.param).newton_schulz;
-                let WholeMatrix { param, rows, columns, .. } = *matrix;
-                let len = NewtonSchulz::workspace(rows, columns);
-                let mut workspace = updating.site().zeros(Category::Update, param.unit, len)?;
-                by.orthogonalize(copies, rows, columns, &mut workspace, Threads::Pool);
-            }
+        let bundles = bundles(exchange, options, updating);
+        let values = exchange.run(updating.site(), &bundles, fill, |bundle, matrices| {
+            let &WholeMatrix { param, rows, columns, .. } = bundle.first;
+            let by = options(param).newton_schulz;
+            let count = bundle.count();
+            let len = count * NewtonSchulz::workspace(rows, columns);
+            let mut workspace = updating.site().zeros(Category::Update, param.unit, len)?;
+            by.orthogonalize(matrices, count, rows, columns, &mut workspace, Threads::Pool);
             Ok(())
         })?;
         staged.matrices = Staged::new(values);

@@ -1,13 +1,13 @@
 //! Buffers of a device for matrices: the parts that a rank sends, and the products of an owner.
 
 use hsdp_kernels::cuda::{
-    Cublas, CudaError, Device, DeviceBuffer, DeviceMatrixMut, NewtonSchulzBuffers,
+    Cublas, CudaError, Device, DeviceBuffer, DeviceMatrices, NewtonSchulzBuffers,
 };
 use hsdp_kernels::memory::{self, Category};
 use hsdp_kernels::{MatrixDType, NewtonSchulz, Values};
 use hsdp_sharding::{DType, WholeMatrix};
 
-use crate::optimizer::exchange::MatrixExchange;
+use crate::optimizer::exchange::{Bundle, MatrixExchange};
 use crate::state::model_device::ModelDevice;
 
 /// The buffers of a device that updates need: the parts that a rank sends, and the products of an
@@ -24,8 +24,8 @@ pub(super) struct OwnerWorkspace {
 pub(super) struct Products {
     cublas: Cublas,
     buffers: Vec<(MatrixDType, NewtonSchulzBuffers)>,
-    /// One matrix, with room for the largest.
-    matrix: DeviceBuffer,
+    /// The matrices of a bundle, with room for the largest.
+    matrices: DeviceBuffer,
 }
 
 impl OwnerWorkspace {
@@ -57,38 +57,42 @@ impl Products {
         dtype_of: impl Fn(&WholeMatrix) -> MatrixDType,
     ) -> Result<Self, CudaError> {
         let mut buffers = Vec::new();
+        let mut largest = 0;
         for dtype in [MatrixDType::F32, MatrixDType::BF16] {
-            let owned = exchange.owned().filter(|it| dtype_of(it) == dtype);
-            let sizes: Vec<_> = owned.map(|it| (it.rows, it.columns)).collect();
-            if !sizes.is_empty() {
-                let of_dtype = {
-                    let _update = memory::scope(Category::Update);
-                    NewtonSchulzBuffers::new(device, dtype, sizes)?
-                };
-                buffers.push((dtype, of_dtype));
+            // No bundle of an update is larger, whatever its iterations are.
+            let bundles = exchange.together(|it| (dtype_of(it) == dtype).then_some(()));
+            if bundles.is_empty() {
+                continue;
             }
+            let sizes = bundles.iter().map(|it| [it.count(), it.first.rows, it.first.columns]);
+            let of_dtype = {
+                let _update = memory::scope(Category::Update);
+                NewtonSchulzBuffers::new(device, dtype, sizes.clone())?
+            };
+            buffers.push((dtype, of_dtype));
+            largest = sizes.map(|sizes| sizes.iter().product()).fold(largest, usize::max);
         }
-        let largest = exchange.owned().map(WholeMatrix::numel).max().unwrap_or(0);
-        let matrix = of_update(device, largest, "a matrix of muon")?;
-        Ok(Self { cublas: Cublas::new(device)?, buffers, matrix })
+        let matrices = of_update(device, largest, "matrices of muon")?;
+        Ok(Self { cublas: Cublas::new(device)?, buffers, matrices })
     }
 
-    /// Orthogonalizes a matrix, and waits for it.
+    /// Orthogonalizes the matrices of a bundle, and waits for them.
     pub(super) fn orthogonalize(
         &mut self,
         device: &ModelDevice,
         by: &NewtonSchulz,
         values: &mut [f32],
-        matrix: &WholeMatrix,
+        bundle: &Bundle<'_>,
     ) -> Result<(), CudaError> {
-        let Self { cublas, buffers, matrix: on_device } = self;
+        let Self { cublas, buffers, matrices } = self;
         let stream = &*device.stream;
         let mut buffers = buffers.iter_mut().filter(|(dtype, _)| *dtype == by.dtype);
         let (_, buffers) = buffers.next().expect("there are buffers for all owned matrices");
-        on_device.write_part(stream, 0, Values::F32(values))?;
-        let &WholeMatrix { rows, columns, .. } = matrix;
-        let target = DeviceMatrixMut { buffer: &mut *on_device, start: 0, rows, columns };
-        stream.orthogonalize(by, target, buffers, cublas)?;
-        on_device.read_back_into(stream, 0, values, device.patience)
+        matrices.write_part(stream, 0, Values::F32(values))?;
+        let &WholeMatrix { rows, columns, .. } = bundle.first;
+        let count = bundle.count();
+        let targets = DeviceMatrices { buffer: &mut *matrices, start: 0, count, rows, columns };
+        stream.orthogonalize(by, targets, buffers, cublas)?;
+        matrices.read_back_into(stream, 0, values, device.patience)
     }
 }

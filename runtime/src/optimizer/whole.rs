@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use hsdp_checkpoint::OptimizerHead;
 use hsdp_kernels::memory::Category;
-use hsdp_sharding::{ModelSpec, Param, ParamId, Part, Wholes};
+use hsdp_sharding::{ModelSpec, Param, ParamId, Part, WholeMatrix, Wholes};
 use serde_json::Value;
 
 use crate::error::Error;
@@ -240,15 +240,20 @@ impl<F: FnMut(Whole<'_>)> Optimizer for By<'_, F> {
             Ok(())
         };
         let spec = updating.plan().spec();
+        // The program's function gets one parameter at a time.
+        let alone = |matrix: &WholeMatrix| {
+            let param = matrix.param;
+            updating.updates(param).then_some(param)
+        };
         let values = held.exchange.run(
             updating.site(),
+            &held.exchange.together(alone),
             |values| held.exchange.each_sent(values, fill),
-            |matrix, copies| {
-                if updating.updates(matrix.param) {
-                    let (values, gradient) = copies.split_at_mut(matrix.numel());
-                    let state = states.get_mut(&matrix.param).expect("its owner has state");
-                    update(Whole { param: &spec[matrix.param], values, gradient, state });
-                }
+            |bundle, copies| {
+                let param = bundle.first.param;
+                let (values, gradient) = copies.split_at_mut(bundle.first.numel());
+                let state = states.get_mut(&param).expect("its owner has state");
+                update(Whole { param: &spec[param], values, gradient, state });
                 Ok(())
             },
         )?;

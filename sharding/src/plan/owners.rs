@@ -17,6 +17,11 @@ pub enum Wholes {
     Parameters,
 }
 
+/// The most elements of the matrices that an owner computes together, unless one alone has more. A
+/// product of this size occupies all cores of a host, or a whole card, by itself. The elements take
+/// 16 MiB.
+const ELEMENTS_AT_ONCE: usize = 1 << 22;
+
 /// A matrix that one rank updates as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WholeMatrix {
@@ -51,6 +56,13 @@ impl WholeMatrix {
         let small = self.rows.min(self.columns);
         let large = self.rows.max(self.columns);
         ElemCount::of(self.numel() + small * (small + small.max(large.min(256))))
+    }
+
+    /// The number of matrices of this shape that an owner orthogonalizes together: as many as have
+    /// 2^22 elements, and at least one.
+    #[must_use]
+    pub fn at_once(&self) -> usize {
+        (ELEMENTS_AT_ONCE / self.numel().max(1)).max(1)
     }
 
     /// The multiplications of a Newton-Schulz step: m · m · (2 n + m), for the smaller dim m and

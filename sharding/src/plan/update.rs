@@ -20,8 +20,9 @@ use crate::{ByteCount, DType, ElemCount, ParamId, Rank, State, UnitId};
 ///
 /// - `held` be the elements of these parameters that the rank updates,
 /// - `owned` the elements of the matrices that it owns, and `both` those that it owns and updates,
-/// - `workspace` the f32 that the largest owned matrix needs: for `Muon`
-///   [`WholeMatrix::workspace`], for `Owned` c for each element,
+/// - `workspace` the f32 that an owner needs at once, at most: for `Muon`
+///   [`WholeMatrix::workspace`] for each matrix of a bundle, for `Owned` c for each element of the
+///   largest parameter,
 /// - `words` the f32 of state of the parameters that it owns; there is a copy of them until the
 ///   update is certain, with `Muon` 0,
 /// - c = 1 for `Muon`, which sends one value of each element, and c = 2 for `Owned`, which sends
@@ -33,11 +34,15 @@ use crate::{ByteCount, DType, ElemCount, ParamId, Rank, State, UnitId};
 /// | bytes from other ranks | 4 · (c · (owned - both) + held - both) |
 /// | bytes of memory | 4 · (c · owned + words + max(c · held, workspace)) |
 ///
+/// A bundle has the matrices of one shape that the rank owns, and at most
+/// [`WholeMatrix::at_once`] of them. Matrices for which the options of a group have other iterations
+/// are not in one bundle, so groups may take less than `workspace`.
+///
 /// A model that is updated on a device has no parameters of `Owned`. With `numel` for the elements
-/// of the largest matrix that the rank owns, and `square` for the largest square of a smaller dim,
-/// the exchange through the host takes 4 · (owned + max(held, numel)) bytes there, and 4 · (held +
-/// 2 · numel + 2 · square) bytes of the device. Iterations in bf16 take fewer, and in both dtypes,
-/// for groups, more.
+/// of the largest bundle of the rank, and `square` for the most elements that the squares of the
+/// smaller dim of a bundle have, the exchange through the host takes 4 · (owned + max(held, numel))
+/// bytes there, and 4 · (held + 2 · numel + 2 · square) bytes of the device. Iterations in bf16 take
+/// fewer, and in both dtypes, for groups, more.
 ///
 /// An exchange without parameters has none of these. With one updater there are no calls and no
 /// bytes from others.
@@ -107,8 +112,8 @@ impl Updates {
         let [elements, rounded, state] = ByUpdater::sums(amounts);
         let is_muon = |id: ParamId| plan.spec()[id].state == State::Muon;
         let is_owned = |id: ParamId| matches!(plan.spec()[id].state, State::Owned(_));
-        let newton_schulz = |matrix: &WholeMatrix| matrix.workspace().get();
-        let value_and_gradient = |matrix: &WholeMatrix| 2 * matrix.numel() as u64;
+        let newton_schulz = |matrix: &WholeMatrix, count| count * matrix.workspace().get();
+        let value_and_gradient = |matrix: &WholeMatrix, _| 2 * matrix.numel() as u64;
         let muon = UpdateExchange::of(plan, Wholes::Matrices, is_muon, 1, newton_schulz);
         let owned = UpdateExchange::of(plan, Wholes::Parameters, is_owned, 2, value_and_gradient);
         Self { elements, rounded, state, muon, owned, sums: FactoredSums::of(plan) }
@@ -188,7 +193,7 @@ struct UpdateExchange {
     both: ByUpdater,
     words: ByUpdater,
     workspace: ByUpdater,
-    /// The elements of the largest matrix, and the largest square of a smaller dim.
+    /// The most elements of a bundle, and of the squares of its smaller dim.
     largest: ByUpdater,
     square: ByUpdater,
 }
@@ -203,7 +208,7 @@ impl UpdateExchange {
         wholes: Wholes,
         select: impl Fn(ParamId) -> bool,
         copies: u64,
-        workspace: fn(&WholeMatrix) -> u64,
+        workspace: fn(&WholeMatrix, u64) -> u64,
     ) -> Option<Self> {
         let owners = Owners::of(plan, wholes, &select).expect("the model was checked");
         if owners.matrices().is_empty() {
@@ -225,8 +230,9 @@ impl UpdateExchange {
         });
         let [owned, both, words] = ByUpdater::sums(of_owner);
         let workspace = most(&owners, workspace);
-        let largest = most(&owners, |matrix| matrix.numel() as u64);
-        let square = most(&owners, |matrix| (matrix.rows.min(matrix.columns) as u64).pow(2));
+        let largest = most(&owners, |matrix, count| count * matrix.numel() as u64);
+        let square = |matrix: &WholeMatrix| (matrix.rows.min(matrix.columns) as u64).pow(2);
+        let square = most(&owners, |matrix, count| count * square(matrix));
         Some(Self { copies, held, owned, both, words, workspace, largest, square })
     }
 
@@ -259,12 +265,16 @@ impl UpdateExchange {
     }
 }
 
-/// The most of a matrix that each rank owns.
-fn most(owners: &Owners, of: impl Fn(&WholeMatrix) -> u64) -> ByUpdater {
+/// Returns the most that a bundle of each rank has. `of` gets a matrix, and a number of matrices of
+/// its shape in a bundle; with the number its result grows.
+fn most(owners: &Owners, of: impl Fn(&WholeMatrix, u64) -> u64) -> ByUpdater {
+    let mut counts = BTreeMap::<(usize, usize, usize), usize>::new();
     let mut all = BTreeMap::<usize, u64>::new();
     for (owner, matrix) in owners.owned() {
+        let count = counts.entry((owner, matrix.rows, matrix.columns)).or_default();
+        *count = matrix.at_once().min(*count + 1);
         let most = all.entry(owner).or_default();
-        *most = of(matrix).max(*most);
+        *most = of(matrix, *count as u64).max(*most);
     }
     let [most] = ByUpdater::sums(all.into_iter().map(|(owner, most)| (owner..owner + 1, [most])));
     most

@@ -200,6 +200,7 @@ fn exchange(plan: &Plan, wholes: &[Whole], copies: usize) -> Vec<[usize; 5]> {
     let all = updaters(plan);
     let [mut sent, mut received, mut foreign, mut workspace, mut words, mut largest, mut square] =
         [(); 7].map(|()| vec![0; all]);
+    let mut of_shape = HashMap::new();
     for (&(id, start, rows, columns), owner) in wholes.iter().zip(owners_of(plan, wholes)) {
         for holder in updaters_of(plan, id).into_iter().skip(start).take(rows * columns) {
             sent[holder] += copies;
@@ -220,13 +221,16 @@ fn exchange(plan: &Plan, wholes: &[Whole], copies: usize) -> Vec<[usize; 5]> {
         if let State::Owned(state) = plan.spec()[id].state {
             words[owner] += state;
         }
-        workspace[owner] = needed.max(workspace[owner]);
-        largest[owner] = largest[owner].max(rows * columns);
-        square[owner] = square[owner].max(small * small);
+        // Matrices of one shape are computed together; these are far from the limit.
+        let together: &mut usize = of_shape.entry((owner, rows, columns)).or_default();
+        *together = if copies == 1 { *together + 1 } else { 1 };
+        workspace[owner] = (*together * needed).max(workspace[owner]);
+        largest[owner] = largest[owner].max(*together * rows * columns);
+        square[owner] = square[owner].max(*together * small * small);
     }
     let of = |it: usize| {
         let extra = received[it] + words[it] + sent[it].max(workspace[it]);
-        // The parts that are sent, the matrix, and in the iterations A, B and the next X.
+        // The parts that are sent, the matrices, and in the iterations A, B and the next X.
         let on_device = sent[it] + largest[it] + 2 * square[it] + largest[it];
         let beside = received[it] + sent[it].max(largest[it]);
         let staged = sent[it] / copies + words[it];
@@ -467,6 +471,42 @@ fn an_update_over_the_world_by_hand() {
     // Each rank writes the parameters in its slice, and the state that it owns.
     let written = [16 + 7, 32 + 7, 32, 0].map(|words| ByteCount(4 * words));
     assert_eq!([0, 1, 2, 3].map(|rank| owned.snapshot(Rank::new(rank))), written);
+}
+
+/// The memory of a model of matrices that one rank updates: on the host, and for a device on both.
+fn memory_of(shapes: &[[usize; 2]]) -> (u64, [u64; 2]) {
+    let params = shapes.iter().enumerate();
+    let params = params.map(|(index, shape)| Param::new(format!("{index}"), *shape));
+    let unit = params.fold(Unit::new("u"), Unit::param);
+    let spec = ModelSpec::new().unit(unit).updated_by(|_| State::Muon);
+    let plan = Plan::new(spec, Mesh::SINGLE, PlanOptions::default()).expect("a plan");
+    let update = plan.update(Rank::new(0));
+    let elements = |bytes: ByteCount| bytes.get() / 4;
+    (elements(update.extra), update.extra_with_device.map(elements))
+}
+
+/// Three matrices of one shape, between others of the same number of elements, are a bundle.
+#[test]
+fn matrices_of_one_shape_are_computed_together() {
+    let (host, with_device) = memory_of(&[[8, 6], [6, 8], [8, 6], [4, 12], [8, 6]]);
+    let all = 5 * 48;
+    // The matrix, its square, and as many columns of the product.
+    assert_eq!(host, all + 3 * (48 + 36 + 6 * 8));
+    assert_eq!(with_device, [all + all, all + 2 * 3 * 48 + 2 * 3 * 36]);
+}
+
+#[test]
+fn a_bundle_has_at_most_two_to_the_22nd_elements_or_one_matrix() {
+    let million = 1 << 20;
+    let (host, with_device) = memory_of(&[[1024, 1024]; 7]);
+    assert_eq!(host, 7 * million + 4 * 3 * million);
+    assert_eq!(with_device, [14 * million, 7 * million + 2 * 4 * million + 2 * 4 * million]);
+    // One element more, and four are too many.
+    let one = 1024 * 1025;
+    let (host, _) = memory_of(&[[1025, 1024]; 7]);
+    assert_eq!(host, 7 * one + 3 * (one + 2 * million));
+    let (host, _) = memory_of(&[[2048, 4096]; 2]);
+    assert_eq!(host, 2 * 8 * million + (8 + 4 + 4) * million);
 }
 
 /// The state of elements is on one rank. A slice that is no multiple of 32 elements is padded.

@@ -2,7 +2,7 @@
 
 use candle_core::Device::Cpu;
 use candle_core::Tensor;
-use hsdp_kernels::cuda::{Cublas, DeviceMatrixMut, NewtonSchulzBuffers};
+use hsdp_kernels::cuda::{Cublas, DeviceMatrices, NewtonSchulzBuffers};
 use hsdp_kernels::memory::{self, Category};
 use hsdp_kernels::{MatrixDType, NewtonSchulz, Threads, Values};
 use hsdp_sharding::{DType, Rank};
@@ -47,11 +47,11 @@ fn orthogonalize(by: &NewtonSchulz) -> Vec<Orthogonalized> {
     }
     let before = ordinary(7, len);
     let mut matrices = upload(&stream, Values::F32(&before));
-    let mut buffers = NewtonSchulzBuffers::new(&device(), by.dtype, SIZES).expect("memory");
+    let mut buffers = buffers(by.dtype, 1);
     let mut cublas = Cublas::new(&device()).expect("cuBLAS");
-    for (sizes, start) in SIZES.into_iter().zip(&starts) {
-        let (rows, columns) = sizes;
-        let matrix = DeviceMatrixMut { buffer: &mut matrices, start: *start, rows, columns };
+    for ((rows, columns), start) in SIZES.into_iter().zip(&starts) {
+        let buffer = &mut matrices;
+        let matrix = DeviceMatrices { buffer, start: *start, count: 1, rows, columns };
         stream.orthogonalize(by, matrix, &mut buffers, &mut cublas).expect("orthogonalized");
     }
     let found = download(&stream, &matrices).values().to_f32();
@@ -62,10 +62,16 @@ fn orthogonalize(by: &NewtonSchulz) -> Vec<Orthogonalized> {
         let device = found[own].to_vec();
         let mut host = before.clone();
         let mut workspace = vec![0.0; NewtonSchulz::workspace(sizes.0, sizes.1)];
-        by.orthogonalize(&mut host, sizes.0, sizes.1, &mut workspace, Threads::One);
+        by.orthogonalize(&mut host, 1, sizes.0, sizes.1, &mut workspace, Threads::One);
         Orthogonalized { sizes, before, device, host }
     });
     both.collect()
+}
+
+/// Buffers for a number of matrices of each size.
+fn buffers(dtype: MatrixDType, count: usize) -> NewtonSchulzBuffers {
+    let bundles = SIZES.map(|(rows, columns)| [count, rows, columns]);
+    NewtonSchulzBuffers::new(&device(), dtype, bundles).expect("memory")
 }
 
 fn wide(values: &[f32]) -> Vec<f64> {
@@ -139,6 +145,45 @@ fn in_bf16_results_are_as_near_to_the_exact_ones_as_those_of_the_host() {
     }
 }
 
+/// Matrices with norms of their own have the bits of each alone, in whatever bundle they are.
+#[test]
+#[ignore = "needs a CUDA device"]
+fn matrices_together_have_the_bits_of_each_alone() {
+    let stream = stream();
+    let mut cublas = Cublas::new(&device()).expect("cuBLAS");
+    for (dtype, steps) in
+        [MatrixDType::F32, MatrixDType::BF16].into_iter().flat_map(|it| [(it, 4), (it, 5)])
+    {
+        let by = NewtonSchulz { steps, dtype, ..NewtonSchulz::default() };
+        let mut buffers = buffers(dtype, 3);
+        for ((rows, columns), count) in SIZES.into_iter().flat_map(|sizes| [(sizes, 2), (sizes, 3)])
+        {
+            let numel = rows * columns;
+            let len = GAP + count * numel;
+            let mut before = ordinary(11, len + GAP);
+            for (index, matrix) in before[GAP..len].chunks_mut(numel).enumerate() {
+                matrix.iter_mut().for_each(|value| *value *= (index + 1) as f32);
+            }
+            let mut orthogonalized = |bundles: &[(usize, usize)]| {
+                let mut matrices = upload(&stream, Values::F32(&before));
+                for &(first, count) in bundles {
+                    let buffer = &mut matrices;
+                    let start = GAP + first * numel;
+                    let bundle = DeviceMatrices { buffer, start, count, rows, columns };
+                    stream.orthogonalize(&by, bundle, &mut buffers, &mut cublas).expect("done");
+                }
+                download(&stream, &matrices).values().to_f32()
+            };
+            let alone: Vec<_> = (0..count).map(|first| (first, 1)).collect();
+            let alone = orthogonalized(&alone);
+            let together = orthogonalized(&[(0, count)]);
+            assert!(together == alone, "{count} x {rows} x {columns}, {steps} steps in {dtype}");
+            assert_eq!(together[..GAP], before[..GAP], "before the first");
+            assert_eq!(together[len..], before[len..], "behind the last");
+        }
+    }
+}
+
 #[test]
 #[ignore = "needs a CUDA device"]
 fn buffers_have_the_elements_that_are_stated() {
@@ -148,10 +193,13 @@ fn buffers_have_the_elements_that_are_stated() {
     for (dtype, elements) in
         [(MatrixDType::F32, 2 * 64 * 64 + 96 * 64), (MatrixDType::BF16, 2 * 64 * 64 + 2 * 96 * 64)]
     {
-        let buffers = NewtonSchulzBuffers::new(&device(), dtype, SIZES).expect("memory");
-        let held = memory::usage_on_device(OWN, Category::Update).live.get();
-        assert_eq!(held, (elements * DType::from(dtype).size_bytes()) as u64, "{dtype}");
-        drop(buffers);
+        for count in [1, 3] {
+            let buffers = buffers(dtype, count);
+            let held = memory::usage_on_device(OWN, Category::Update).live.get();
+            let bytes = count * elements * DType::from(dtype).size_bytes();
+            assert_eq!(held, bytes as u64, "{dtype}");
+            drop(buffers);
+        }
     }
     let cublas = Cublas::new(&device()).expect("cuBLAS");
     assert_eq!(memory::usage_on_device(OWN, Category::Update).live.get(), 0, "{cublas:?}");
@@ -164,36 +212,53 @@ fn matrices_that_do_not_fit_are_refused() {
     let by = NewtonSchulz::default();
     let mut cublas = Cublas::new(&device()).expect("cuBLAS");
     let mut matrix = upload(&stream, Values::F32(&[1.0; 50]));
-    for (dtype, start, sizes, expected) in [
+    for (dtype, start, [count, rows, columns], expected) in [
         (
             MatrixDType::F32,
             39,
-            (3, 4),
-            "a matrix of 3 x 4 from element 39 on does not lie in 50 elements",
+            [1, 3, 4],
+            "matrices of 1 x 3 x 4 from element 39 on do not lie in 50 elements",
+        ),
+        (
+            MatrixDType::F32,
+            27,
+            [2, 3, 4],
+            "matrices of 2 x 3 x 4 from element 27 on do not lie in 50 elements",
         ),
         (
             MatrixDType::F32,
             0,
-            (usize::MAX, 2),
-            "a matrix of 18446744073709551615 x 2 from element 0 on does not lie in 50 elements",
+            [1, usize::MAX, 2],
+            "matrices of 1 x 18446744073709551615 x 2 from element 0 on do not lie in 50 elements",
         ),
         (
             MatrixDType::F32,
             0,
-            (5, 5),
-            "a matrix of 5 x 5, with buffers for 20 elements and squares of 16",
+            [usize::MAX, 1, 2],
+            "matrices of 18446744073709551615 x 1 x 2 from element 0 on do not lie in 50 elements",
         ),
         (
             MatrixDType::F32,
             0,
-            (3, 7),
-            "a matrix of 3 x 7, with buffers for 20 elements and squares of 16",
+            [1, 5, 5],
+            "matrices of 1 x 5 x 5, with buffers for 20 elements and 16 of squares",
         ),
-        (MatrixDType::BF16, 0, (4, 4), "iterations in f32 with buffers of bf16"),
+        (
+            MatrixDType::F32,
+            0,
+            [1, 3, 7],
+            "matrices of 1 x 3 x 7, with buffers for 20 elements and 16 of squares",
+        ),
+        (
+            MatrixDType::F32,
+            0,
+            [2, 4, 5],
+            "matrices of 2 x 4 x 5, with buffers for 20 elements and 16 of squares",
+        ),
+        (MatrixDType::BF16, 0, [1, 4, 4], "iterations in f32 with buffers of bf16"),
     ] {
-        let mut buffers = NewtonSchulzBuffers::new(&device(), dtype, [(4, 5)]).expect("memory");
-        let (rows, columns) = sizes;
-        let matrix = DeviceMatrixMut { buffer: &mut matrix, start, rows, columns };
+        let mut buffers = NewtonSchulzBuffers::new(&device(), dtype, [[1, 4, 5]]).expect("memory");
+        let matrix = DeviceMatrices { buffer: &mut matrix, start, count, rows, columns };
         let refused = stream.orthogonalize(&by, matrix, &mut buffers, &mut cublas);
         let told = refused.expect_err("it does not fit").to_string();
         assert_eq!(told, format!("orthogonalize: {expected}"));

@@ -11,7 +11,10 @@ use super::{device, download, stream, upload};
 /// The elements before the first of a matrix, in its buffer.
 const START: usize = 5;
 
-/// A matrix in a buffer, and its elements.
+/// The number of products of a call, at most.
+const MOST: usize = 3;
+
+/// As many matrices as there are products in a buffer, and their elements.
 struct Stocked {
     buffer: DeviceBuffer,
     values: Vec<f32>,
@@ -21,7 +24,7 @@ struct Stocked {
 
 impl Stocked {
     fn new(stream: &Stream, seed: u64, dtype: DType, sizes: [usize; 2], stored: Stored) -> Self {
-        let all = ordinary(seed, START + sizes[0] * sizes[1]);
+        let all = ordinary(seed, START + MOST * sizes[0] * sizes[1]);
         let all = HostBuffer::F32(all);
         let buffer = upload(stream, cast(&all, dtype).values());
         let values = download(stream, &buffer).values().to_f32()[START..].to_vec();
@@ -33,11 +36,12 @@ impl Stocked {
         DeviceMatrix { buffer, start: START, rows: sizes.0, columns: sizes.1, stored: *stored }
     }
 
-    fn at(&self, row: usize, column: usize) -> f64 {
+    fn at(&self, product: usize, row: usize, column: usize) -> f64 {
         let (rows, columns) = self.sizes;
+        let start = product * rows * columns;
         f64::from(match self.stored {
-            Stored::ByRows => self.values[row * columns + column],
-            Stored::ByColumns => self.values[column * rows + row],
+            Stored::ByRows => self.values[start + row * columns + column],
+            Stored::ByColumns => self.values[start + column * rows + row],
         })
     }
 }
@@ -67,19 +71,20 @@ fn products_are_those_of_the_definition() {
         for orders in ORDERS.into_iter().flat_map(|one| ORDERS.map(|other| (one, other))) {
             let left = Stocked::new(&stream, 1, dtype, [rows, inner], orders.0);
             let right = Stocked::new(&stream, 2, dtype, [inner, columns], orders.1);
-            for scales in [[1.0, 0.0], [-0.75, 1.5]] {
-                compare(&stream, &mut cublas, [&left, &right], &before, scales);
+            for (count, scales) in [(1, [1.0, 0.0]), (2, [1.0, 0.0]), (MOST, [-0.75, 1.5])] {
+                compare(&stream, &mut cublas, count, [&left, &right], &before, scales);
             }
         }
     }
 }
 
-/// Compares a product with the definition. A sum of k products in f32 is off by at most k units of
+/// Compares products with the definition. A sum of k products in f32 is off by at most k units of
 /// 2^-24 of the sum of their magnitudes, and by two more for the scales. A result in bf16 is
 /// rounded by at most 2^-8 of it.
 fn compare(
     stream: &Stream,
     cublas: &mut Cublas,
+    count: usize,
     [left, right]: [&Stocked; 2],
     before: &Stocked,
     [take, keep]: [f32; 2],
@@ -88,6 +93,7 @@ fn compare(
     let mut target = upload(stream, untouched.values());
     let rounding = if target.dtype() == DType::BF16 { 2_f64.powi(-8) } else { 0.0 };
     let product = Product {
+        count,
         target: &mut target,
         start: START,
         left: left.matrix(),
@@ -97,13 +103,19 @@ fn compare(
     };
     cublas.multiply(stream, product).expect("multiplied");
     let found = download(stream, &target).values().to_f32();
-    assert_eq!(found[..START], untouched.values().to_f32()[..START], "before the target");
+    let untouched = untouched.values().to_f32();
+    assert_eq!(found[..START], untouched[..START], "before the first target");
     let (inner, columns) = right.sizes;
-    for (at, found) in found[START..].iter().copied().map(f64::from).enumerate() {
-        let row = at / columns;
+    let numel = left.sizes.0 * columns;
+    let end = START + count * numel;
+    assert_eq!(found[end..], untouched[end..], "behind the last target");
+    for (at, found) in found[START..end].iter().copied().map(f64::from).enumerate() {
+        let product = at / numel;
+        let row = at % numel / columns;
         let column = at % columns;
-        let terms = (0..inner).map(|k| f64::from(take) * left.at(row, k) * right.at(k, column));
-        let kept = f64::from(keep) * before.at(row, column);
+        let term = |k| f64::from(take) * left.at(product, row, k) * right.at(product, k, column);
+        let terms = (0..inner).map(term);
+        let kept = f64::from(keep) * before.at(product, row, column);
         let expected = terms.clone().sum::<f64>() + kept;
         let magnitude = terms.map(f64::abs).sum::<f64>() + kept.abs();
         let bound = (inner as f64 + 2.0) * 2_f64.powi(-24) * magnitude;
@@ -111,7 +123,10 @@ fn compare(
         let error = (found - expected).abs();
         let sizes = (left.sizes, right.sizes);
         let orders = (left.stored, right.stored);
-        assert!(error <= bound, "{sizes:?} {orders:?}, element {at}: {found}, not {expected}");
+        assert!(
+            error <= bound,
+            "{count} of {sizes:?} {orders:?}, element {at}: {found}, not {expected}"
+        );
     }
 }
 
@@ -126,7 +141,8 @@ fn a_target_that_is_not_kept_is_not_read() {
         DeviceMatrix { buffer: &one, start: 0, rows: 1, columns: 1, stored: Stored::ByRows };
     let left = factor;
     let right = factor.t();
-    let product = Product { target: &mut target, start: 0, left, right, take: 1.0, keep: 0.0 };
+    let product =
+        Product { count: 1, target: &mut target, start: 0, left, right, take: 1.0, keep: 0.0 };
     cublas.multiply(&stream, product).expect("multiplied");
     assert_eq!(download(&stream, &target).values().to_f32(), [9.0]);
 }
@@ -143,30 +159,50 @@ fn matrices_that_do_not_fit_are_refused() {
         let stored = Stored::ByRows;
         DeviceMatrix { buffer, start, rows, columns, stored }
     };
-    let mut refused = |left, right, target: &DeviceBuffer, start| {
-        let mut target = upload(&stream, download(&stream, target).values());
-        let product = Product { target: &mut target, start, left, right, take: 1.0, keep: 0.0 };
+    let mut refused_of = |count, left, right, target: &DeviceBuffer, start| {
+        let target = &mut upload(&stream, download(&stream, target).values());
+        let product = Product { count, target, start, left, right, take: 1.0, keep: 0.0 };
         cublas.multiply(&stream, product).expect_err("it does not fit").to_string()
     };
+    let several = [
+        refused_of(2, matrix(&buffer, 0, (2, 3)), matrix(&buffer, 0, (3, 4)), &buffer, 0),
+        refused_of(2, matrix(&buffer, 1, (3, 2)), matrix(&buffer, 0, (2, 1)), &buffer, 0),
+        refused_of(usize::MAX, matrix(&buffer, 0, (1, 1)), matrix(&buffer, 0, (1, 2)), &buffer, 0),
+    ];
+    let mut refused =
+        |left, right, target: &DeviceBuffer, start| refused_of(1, left, right, target, start);
     let whole = matrix(&buffer, 0, (3, 4));
     for (told, expected) in [
         (refused(whole, whole, &buffer, 0), "the left matrix has 4 columns, the right 3 rows"),
         (refused(whole, whole.t(), &half, 0), "the target is f16, but must be f32 or bf16"),
         (
             refused(whole, whole.t(), &buffer, 4),
-            "the target, 3 x 3 of f32 from element 4 on, does not lie in a buffer of 12 elements of f32",
+            "the target, 1 x 3 x 3 of f32 from element 4 on, does not lie in a buffer of 12 elements of f32",
         ),
         (
             refused(matrix(&buffer, 1, (3, 4)), whole.t(), &buffer, 0),
-            "the left matrix, 3 x 4 of f32 from element 1 on, does not lie in a buffer of 12 elements of f32",
+            "the left matrix, 1 x 3 x 4 of f32 from element 1 on, does not lie in a buffer of 12 elements of f32",
         ),
         (
             refused(whole, matrix(&narrow, 0, (4, 3)), &buffer, 0),
-            "the right matrix, 4 x 3 of f32 from element 0 on, does not lie in a buffer of 12 elements of bf16",
+            "the right matrix, 1 x 4 x 3 of f32 from element 0 on, does not lie in a buffer of 12 elements of bf16",
         ),
         (
             refused(whole, matrix(&buffer, 0, (4, usize::MAX)), &buffer, 0),
-            "the target, 3 x 18446744073709551615 of f32 from element 0 on, does not lie in a buffer of 12 elements of f32",
+            "the target, 1 x 3 x 18446744073709551615 of f32 from element 0 on, does not lie in a buffer of 12 elements of f32",
+        ),
+        (
+            several[0].clone(),
+            "the target, 2 x 2 x 4 of f32 from element 0 on, does not lie in a buffer of 12 elements of f32",
+        ),
+        (
+            several[1].clone(),
+            "the left matrix, 2 x 3 x 2 of f32 from element 1 on, does not lie in a buffer of 12 elements of f32",
+        ),
+        (
+            several[2].clone(),
+            "the target, 18446744073709551615 x 1 x 2 of f32 from element 0 on, does not lie in a buffer of 12 elements of \
+             f32",
         ),
     ] {
         assert_eq!(told, format!("multiply matrices: {expected}"));

@@ -10,6 +10,7 @@ mod planned;
 mod refused;
 mod saved;
 mod shampoo;
+mod together;
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 

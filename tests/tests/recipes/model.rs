@@ -158,7 +158,7 @@ macro_rules! alone {
     )* };
 }
 
-alone!(Sgd, AdamW, Lion, Adafactor);
+alone!(Sgd, AdamW, Lion, Adafactor, Muon);
 
 impl Steps for (Muon, AdamW) {
     fn apply(&mut self, model: &mut ShardedModel, gradients: Gradients) -> Result<Update, Error> {

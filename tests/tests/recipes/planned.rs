@@ -12,9 +12,9 @@ use crate::model::{Act, MESHES, Recipe, Steps, gradients, spec, with};
 
 /// Bytes of state, the most of an exchange, and the calls and bytes from other ranks of an update:
 /// all-to-alls and all-reduces.
-type Numbers = (ByteCount, ByteCount, [Flow; 2]);
+pub(crate) type Numbers = (ByteCount, ByteCount, [Flow; 2]);
 
-struct Measure;
+pub(crate) struct Measure;
 
 impl Act<[Numbers; 2]> for Measure {
     fn act<O: Steps + Checkpointed>(

@@ -1,7 +1,7 @@
 //! The calls of cuBLAS. Its functions are declared here: the bindings of the driver's crate would
 //! panic where one is missing, and take a status that they do not know for one that they know.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_longlong, c_void};
 use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::OnceLock;
@@ -70,13 +70,14 @@ functions! {
     set_math_mode: unsafe extern "C" fn(Raw, c_int) -> c_int = b"cublasSetMathMode\0";
     set_stream: unsafe extern "C" fn(Raw, CUstream) -> c_int = b"cublasSetStream_v2\0";
     set_workspace: unsafe extern "C" fn(Raw, *mut c_void, usize) -> c_int = b"cublasSetWorkspace_v2\0";
-    gemm: GemmEx = b"cublasGemmEx_64\0";
+    gemm: GemmStridedBatchedEx = b"cublasGemmStridedBatchedEx_64\0";
     status_name: unsafe extern "C" fn(c_int) -> *const c_char = b"cublasGetStatusName\0";
 }
 
-/// The handle; the transposition of each factor; m, n and k; alpha; each factor, its dtype and
-/// stride; beta; the target, its dtype and stride; the dtype of sums; the algorithm.
-type GemmEx = unsafe extern "C" fn(
+/// The handle; the transposition of each factor; m, n and k; alpha; each factor, its dtype, its
+/// stride, and the elements to the factor of the next product; beta; the target with the same; the
+/// number of products; the dtype of sums; the algorithm.
+type GemmStridedBatchedEx = unsafe extern "C" fn(
     Raw,
     c_int,
     c_int,
@@ -87,12 +88,16 @@ type GemmEx = unsafe extern "C" fn(
     *const c_void,
     c_int,
     i64,
+    c_longlong,
     *const c_void,
     c_int,
     i64,
+    c_longlong,
     *const f32,
     *mut c_void,
     c_int,
+    i64,
+    c_longlong,
     i64,
     c_int,
     c_int,
@@ -103,8 +108,8 @@ type GemmEx = unsafe extern "C" fn(
 pub(in super::super) struct Blas {
     functions: CublasFunctions,
     device: usize,
-    /// Locked for the whole of a product, because precision, stream and workspace are settings of
-    /// the handle.
+    /// Locked for the whole of a call, because precision, stream and workspace are settings of the
+    /// handle.
     handle: Mutex<Handle<Raw>>,
 }
 
@@ -155,7 +160,7 @@ impl CublasFunctions {
 }
 
 impl Blas {
-    /// Issues a product on a stream; the context is current.
+    /// Issues products on a stream; the context is current.
     ///
     /// # Safety
     /// CU-5, CU-8: the matrices lie within buffers that the stream was told, and so does the
@@ -202,13 +207,17 @@ impl Blas {
                 pointer(first.address),
                 dtype,
                 wide(first.stride),
+                wide(first.to_next),
                 pointer(second.address),
                 dtype,
                 wide(second.stride),
+                wide(second.to_next),
                 keep,
                 pointer(gemm.target),
                 dtype,
                 m,
+                m * n,
+                wide(gemm.count),
                 SUMS,
                 ALGORITHM,
             )

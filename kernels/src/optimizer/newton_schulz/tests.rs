@@ -11,10 +11,20 @@ const SIZES: [(usize, usize); 9] =
     [(1, 1), (1, 300), (300, 1), (7, 7), (13, 40), (40, 13), (5, 700), (700, 5), (60, 64)];
 
 fn orthogonalized(by: &NewtonSchulz, values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
-    let mut matrix = values.to_vec();
-    let len = NewtonSchulz::workspace(rows, columns);
-    by.orthogonalize(&mut matrix, rows, columns, &mut vec![f32::NAN; len], Threads::One);
-    matrix
+    together(by, values, [1, rows, columns], Threads::One)
+}
+
+/// Orthogonalizes a number of matrices, each of some rows and columns.
+fn together(
+    by: &NewtonSchulz,
+    values: &[f32],
+    [count, rows, columns]: [usize; 3],
+    threads: Threads,
+) -> Vec<f32> {
+    let mut matrices = values.to_vec();
+    let mut workspace = vec![f32::NAN; count * NewtonSchulz::workspace(rows, columns)];
+    by.orthogonalize(&mut matrices, count, rows, columns, &mut workspace, threads);
+    matrices
 }
 
 /// A matrix by rows, in f64.
@@ -177,11 +187,58 @@ fn the_bits_do_not_depend_on_the_threads() {
     let alone = orthogonalized(&by, &scattered(150 * 400), 150, 400);
     for threads in [2, 3] {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool");
-        let mut matrix = scattered(150 * 400);
-        let mut workspace = vec![0.0; NewtonSchulz::workspace(150, 400)];
-        pool.install(|| by.orthogonalize(&mut matrix, 150, 400, &mut workspace, Threads::Pool));
+        let values = scattered(150 * 400);
+        let matrix = pool.install(|| together(&by, &values, [1, 150, 400], Threads::Pool));
         assert!(matrix == alone, "{threads} threads");
     }
+}
+
+/// Fewer matrices than threads, as many, and more, whose number is a multiple of theirs or not. The
+/// largest are divided among threads, and the threads divide the products of the others. The
+/// smallest are not divided.
+#[test]
+fn matrices_together_have_the_bits_of_each_alone() {
+    let pools = [1, 4].map(|threads| {
+        rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("a pool")
+    });
+    let shapes =
+        [(13, 40), (40, 13), (5, 700), (60, 60), (90, 110), (110, 90), (1, 1), (0, 4), (4, 0)];
+    for dtype in [MatrixDType::F32, MatrixDType::BF16] {
+        let by = NewtonSchulz { dtype, ..NewtonSchulz::default() };
+        for ((rows, columns), count) in
+            shapes.into_iter().flat_map(|shape| [0, 1, 3, 4, 5, 8, 11].map(|count| (shape, count)))
+        {
+            let numel = rows * columns;
+            let one = |index: usize| {
+                let mut values = scattered(numel + index);
+                values.drain(..index);
+                values.iter_mut().for_each(|value| *value *= (index + 1) as f32);
+                values
+            };
+            let all: Vec<Vec<f32>> = (0..count).map(one).collect();
+            let alone = all.iter().flat_map(|it| orthogonalized(&by, it, rows, columns));
+            let alone: Vec<f32> = alone.collect();
+            let sizes = [count, rows, columns];
+            let found = together(&by, &all.concat(), sizes, Threads::One);
+            assert!(found == alone, "{sizes:?} {dtype} on one thread");
+            for pool in &pools {
+                let found = pool.install(|| together(&by, &all.concat(), sizes, Threads::Pool));
+                assert!(
+                    found == alone,
+                    "{sizes:?} {dtype}, {} threads",
+                    pool.current_num_threads()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "elements and workspace of 2 x 3 x 4")]
+fn a_workspace_of_one_matrix_is_too_small_for_two() {
+    let mut workspace = vec![0.0; NewtonSchulz::workspace(3, 4)];
+    let by = NewtonSchulz::default();
+    by.orthogonalize(&mut [1.0; 24], 2, 3, 4, &mut workspace, Threads::One);
 }
 
 #[test]

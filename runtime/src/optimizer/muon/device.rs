@@ -5,7 +5,7 @@ use hsdp_kernels::Values;
 use hsdp_kernels::cuda::{CudaError, DeviceBuffer, PartOfMatrix};
 use hsdp_sharding::{ParamId, WholeMatrix};
 
-use super::options::{EXCHANGES, MuonOptions};
+use super::options::{EXCHANGES, MuonOptions, bundles};
 use crate::error::Error;
 use crate::optimizer::exchange::MatrixExchange;
 use crate::optimizer::interface::{DeviceRun, Updating, reborrow};
@@ -34,12 +34,10 @@ pub(super) fn exchange(
     let fill = |values: &mut [f32]| {
         directions.read_back_into(&device.stream, 0, values, device.patience).map_err(failed)
     };
-    let values = exchange.run(updating.site(), fill, |matrix, copies| {
-        if !updating.updates(matrix.param) {
-            return Ok(());
-        }
-        let by = options(matrix.param).newton_schulz;
-        products.orthogonalize(device, &by, copies, matrix).map_err(failed)
+    let bundles = bundles(exchange, options, updating);
+    let values = exchange.run(updating.site(), &bundles, fill, |bundle, matrices| {
+        let by = options(bundle.first.param).newton_schulz;
+        products.orthogonalize(device, &by, matrices, bundle).map_err(failed)
     })?;
     directions.write(&device.stream, Values::F32(&values)).map_err(failed)
 }

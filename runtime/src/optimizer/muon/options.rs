@@ -1,7 +1,10 @@
-//! The options of Muon.
+//! The options of Muon, and the matrices for which they are the same.
 
 use hsdp_kernels::{MomentumKind, MuonStep, NewtonSchulz};
-use hsdp_sharding::WholeMatrix;
+use hsdp_sharding::{ParamId, WholeMatrix};
+
+use crate::optimizer::exchange::{Bundle, MatrixExchange};
+use crate::optimizer::interface::Updating;
 
 /// The parameters of Muon. The defaults are those of PyTorch, except the dtype of the iterations,
 /// which is bf16 there and f32 here.
@@ -68,6 +71,17 @@ impl MuonOptions {
             clip,
         }
     }
+}
+
+/// Returns the bundles of an update: matrices of one shape with equal iterations.
+pub(super) fn bundles<'a>(
+    exchange: &'a MatrixExchange,
+    options: &dyn Fn(ParamId) -> MuonOptions,
+    updating: &Updating<'_>,
+) -> Vec<Bundle<'a>> {
+    exchange.together(|matrix| {
+        updating.updates(matrix.param).then(|| options(matrix.param).newton_schulz)
+    })
 }
 
 /// The contract between Muon and its state, in a panic that cannot be.

@@ -29,9 +29,10 @@ fn is_matrix(param: &Param) -> bool {
     param.as_matrices().is_some() && !param.name.starts_with("last")
 }
 
-/// Wide, tall, stacked and cut matrices, each with a bias that AdamW updates.
+/// Wide, tall, stacked and cut matrices, each with a bias that AdamW updates. The matrices of the
+/// stack that a rank orthogonalizes together have more elements than any other matrix.
 fn spec() -> ModelSpec {
-    let stack = Param::new("stack.weight", [3, 8, 5]).matrices(3, 8, 5);
+    let stack = Param::new("stack.weight", [6, 20, 16]).matrices(6, 20, 16);
     let spec = ModelSpec::new()
         .unit(layer("wide", [9, 31]))
         .unit(Unit::new("stack").param(stack).param(Param::new("stack.bias", [7])))
