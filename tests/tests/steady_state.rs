@@ -12,7 +12,8 @@ use std::sync::{Arc, Mutex};
 use hsdp::memory::{self, CountingAllocator};
 use hsdp::{
     Accumulation, AdamW, AdamWOptions, DType, Error, FullCopies, GradientValues, Group, LossSum,
-    ModelOptions, ModelSpec, Optimizer, Param, Precision, ShardedModel, StepOptions, Unit, UnitId,
+    ModelOptions, ModelSpec, Optimizer, Param, Precision, ShardedModel, StateOver, StepOptions,
+    Unit, UnitId,
 };
 use hsdp_comm::{Channel, Tag};
 use hsdp_tests::support::worlds::{mesh, on_ranks};
@@ -55,12 +56,16 @@ struct Case {
 #[test]
 fn a_step_allocates_no_buffer() {
     let given = StepOptions::microbatches(MICROBATCHES);
-    let plain = [(DType::F32, FullCopies::PerRank, given)];
+    let per_rank = FullCopies::PerRank;
+    let [shards, world] = StateOver::ALL;
+    let plain = [(DType::F32, per_rank, shards, given), (DType::F32, per_rank, world, given)];
     let all = [
-        (DType::F32, FullCopies::PerRank, given),
-        (DType::F32, FullCopies::PerRank, StepOptions::as_many_as_come()),
-        (DType::F32, FullCopies::PerProcess, given),
-        (DType::BF16, FullCopies::PerRank, given),
+        (DType::F32, per_rank, shards, given),
+        (DType::F32, per_rank, shards, StepOptions::as_many_as_come()),
+        (DType::F32, FullCopies::PerProcess, shards, given),
+        (DType::BF16, per_rank, shards, given),
+        (DType::F32, per_rank, world, given),
+        (DType::BF16, per_rank, world, given),
     ];
     for (mesh, numel, kinds) in [
         (mesh(2, 2), LARGE, &all[..]),
@@ -72,10 +77,10 @@ fn a_step_allocates_no_buffer() {
         (mesh(1, 20), LARGE, &plain),
     ] {
         for accumulation in Accumulation::ALL {
-            for &(parameters, full_copies, steps) in kinds {
+            for &(parameters, full_copies, state, steps) in kinds {
                 let precision = Precision { parameters, wire: parameters, ..Precision::default() };
                 let on = ModelOptions::on(mesh);
-                let options = ModelOptions { accumulation, precision, full_copies, ..on };
+                let options = ModelOptions { accumulation, precision, full_copies, state, ..on };
                 Case { options, numel, steps }.check();
             }
         }
@@ -92,16 +97,21 @@ impl Case {
         Self { options: self.options.clone(), numel: 2 * self.numel, steps: self.steps }
     }
 
-    /// A model of twice the size allocates less more than the shards of one rank grow, of all
-    /// units, in the dtype that takes the fewest bytes. And what it allocates are few pieces.
+    /// A model of twice the size allocates less more than the parts of one rank grow, of all units,
+    /// in the dtype that takes the fewest bytes: its shards, or its slices of them. And what it
+    /// allocates are few pieces.
     fn check(&self) {
         let counts = self.count(|counts| counts.len() == TIMES);
         let [count, bytes] = least(&counts);
         let ranks = self.options.mesh.world_size();
         let most = (self.counted() * MICROBATCHES * UNITS * ranks) as u64 * MOST;
         assert!(count <= most, "{self}: {count} allocations, at most {most}");
-        let shard = self.numel / self.options.mesh.shard_size() * DType::BF16.size_bytes();
-        let limit = bytes + (self.counted() * UNITS * shard) as u64;
+        let parts = match self.options.state {
+            StateOver::Shards => self.options.mesh.shard_size(),
+            StateOver::World => ranks,
+        };
+        let part = self.numel / parts * DType::BF16.size_bytes();
+        let limit = bytes + (self.counted() * UNITS * part) as u64;
         let counts = self.larger().count(|counts| {
             counts.len() == ATTEMPTS || counts.last().is_some_and(|[_, bytes]| *bytes < limit)
         });
@@ -146,13 +156,13 @@ fn least(counts: &[[u64; 2]]) -> [u64; 2] {
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ModelOptions { mesh, accumulation, precision, full_copies, .. } = &self.options;
+        let ModelOptions { mesh, accumulation, precision, full_copies, state, .. } = &self.options;
         let numel = self.numel;
         let microbatches = self.steps.microbatches;
         let counted = self.counted();
         write!(
             f,
-            "{mesh}, {numel} elements, {accumulation}, {}, {full_copies}, {microbatches:?} microbatches, {counted} steps",
+            "{mesh}, {numel} elements, {accumulation}, {}, {full_copies}, state over {state}, {microbatches:?} microbatches, {counted} steps",
             precision.parameters
         )
     }

@@ -24,7 +24,23 @@ pub(crate) fn full_parameters(
         let shard = whole_masters(site, unit, shard)?;
         gather_into(&mut parameters, context, tag, unit, shard)?;
     }
+    end_together(site)?;
     Ok(parameters)
+}
+
+/// Ends a gather of whole tensors on all ranks, if replicas divide state. Gathers over the replicas
+/// and over the shard group alternate in it. So a rank that makes it again needs all ranks, and
+/// none may be ahead. Collective over the world.
+///
+/// # Errors
+/// Errors of an all-gather.
+pub(super) fn end_together(site: ErrorSite<'_>) -> Result<(), Error> {
+    let ErrorSite { context, step, .. } = site;
+    if !context.plan.divides_state() {
+        return Ok(());
+    }
+    let tag = context.tag(None, Stage::Export, step, 0);
+    context.control.exchange_in_step(tag, [0], |_| ())
 }
 
 /// Returns a unit's shard in f32, with the masters of all replicas: another handle to it, or a

@@ -122,6 +122,7 @@ impl Gradients {
                 }
                 export::gather_into(&mut all, context, tag, unit, Arc::new(shard))?;
             }
+            export::end_together(context.site("full", self.step))?;
             for (_, frozen) in context.plan.spec().params() {
                 if frozen.role == Role::Frozen {
                     all.remove(&frozen.name);

@@ -35,11 +35,12 @@ impl Trial {
         nothing_is_left(self.options.mesh.world_size(), threads)
     }
 
-    /// The ranks that committed no fault that ends themselves.
+    /// The ranks that committed no fault that ends themselves, and no half of an update.
     fn survivors(&self, ended: Vec<Result<Ended, String>>) -> Result<Vec<(usize, Ended)>, String> {
         let mut survivors = Vec::new();
         for (rank, ended) in ended.into_iter().enumerate() {
             match ended {
+                Ok(ended) if ended.is_half_updated => {}
                 Ok(ended)
                     if ends_its_rank(&ended.armed, rank) == ends_its_rank(&self.faults, rank) =>
                 {

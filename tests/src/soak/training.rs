@@ -40,6 +40,8 @@ pub(super) struct Ended {
     pub(super) fatal: Option<String>,
     /// Its faults that have not fired.
     pub(super) armed: Vec<Fault>,
+    /// Whether its last update has failed in its middle. The others have made theirs.
+    pub(super) is_half_updated: bool,
     /// Worker threads that there were at the end, where they are expected and can be counted.
     pub(super) workers: usize,
 }
@@ -48,6 +50,8 @@ pub(super) struct Ended {
 enum Made {
     /// This.
     Update(Update),
+    /// One that has failed in its middle, for this reason: the world ends.
+    HalfUpdate(String),
     /// There is none: ranks are out of data.
     End,
 }
@@ -100,6 +104,10 @@ impl Trial {
                     failed_in_a_row = 0;
                 }
                 Ok(Made::End) | Err(Error::Data(DataError::UnevenInputs { .. })) => break,
+                Ok(Made::HalfUpdate(reason)) => {
+                    ended.is_half_updated = true;
+                    ended.fatal = Some(reason);
+                }
                 // Nothing was updated: what is held is what was committed last. `survivors`
                 // compares.
                 Ok(Made::Update(Update::Skipped(_))) => failed_in_a_row += 1,
@@ -136,7 +144,13 @@ impl Trial {
             springs::microbatch(&mut step, Batch::of(rank, number, microbatch))?;
         }
         let gradients = step.finish()?;
-        optimizer.step(model, gradients).map(Made::Update)
+        match optimizer.step(model, gradients) {
+            // A gather of slices was refused on this rank alone.
+            Err(Error::Comm(CommError::Call(reason))) if model.plan().divides_state() => {
+                Ok(Made::HalfUpdate(reason.to_string()))
+            }
+            updated => updated.map(Made::Update),
+        }
     }
 }
 

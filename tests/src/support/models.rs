@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use hsdp::{DType, ModelSpec, Param, ShardedModel, Unit, UnitId};
+use hsdp_sharding::Role;
 
 /// A rank's shards, by unit.
 pub type Shards = Vec<Arc<Vec<f32>>>;
@@ -53,6 +54,19 @@ pub fn computing_in(spec: &ModelSpec, dtypes: &[Option<DType>]) -> ModelSpec {
     let unit =
         |(unit, dtype): (Unit, &Option<DType>)| dtype.iter().copied().fold(unit, Unit::compute_in);
     units.map(unit).fold(ModelSpec::new(), ModelSpec::unit)
+}
+
+/// Has the frozen parameters of all units stored in this dtype, without f32 masters.
+#[must_use]
+pub fn storing_frozen(spec: &ModelSpec, dtype: DType) -> ModelSpec {
+    let unit = |unit: &Unit| {
+        let mut unit = unit.clone();
+        for param in unit.params.iter_mut().filter(|param| param.role == Role::Frozen) {
+            param.stored = Some(dtype);
+        }
+        unit
+    };
+    spec.units().iter().map(unit).fold(ModelSpec::new(), ModelSpec::unit)
 }
 
 /// One unit with one parameter, `w`, of `elements` elements.

@@ -8,10 +8,13 @@ use hsdp::checkpoint::{
     CheckpointOptions, Checkpointed, Checkpoints, Content, OtherParameters, Resumed, Weights,
 };
 use hsdp::{
-    Adafactor, AdafactorOptions, AdamW, AdamWOptions, Ema, Error, Gradients, Lion, LionOptions,
-    Mesh, ModelOptions, ModelSpec, Muon, MuonOptions, Optimizer, Param, Selected, Sgd, SgdOptions,
-    ShardedModel, StepOptions, Unit, Update, Whole, WholeParameters, World,
+    Adafactor, AdafactorOptions, AdamW, AdamWOptions, DType, Ema, Error, Gradients, Lion,
+    LionOptions, Mesh, ModelOptions, ModelSpec, Muon, MuonOptions, Optimizer, Param, Precision,
+    Selected, Sgd, SgdOptions, ShardedModel, StateOver, StepOptions, Unit, Update, Whole,
+    WholeParameters, World,
 };
+use hsdp_kernels::Wire;
+use hsdp_tests::support::models::storing_frozen;
 use hsdp_tests::support::slopes;
 use hsdp_tests::support::worlds::{common, common_error, mesh, meshes, on_ranks, outcomes};
 use serde_json::json;
@@ -145,8 +148,46 @@ fn init(param: &Param) -> Vec<f32> {
     (0..param.numel()).map(|at| ((at * 7) as f32 + f32::from(seed(param))).sin()).collect()
 }
 
-fn model(world: World, spec: &ModelSpec, mesh: Mesh) -> Result<ShardedModel, Error> {
-    ShardedModel::new(world, spec.clone(), ModelOptions::on(mesh), init)
+/// A place of a run: its mesh, the ranks over which state is divided, and the compute dtype, on
+/// which no result depends: gradients do not follow parameters.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    mesh: Mesh,
+    state: StateOver,
+    dtype: DType,
+}
+
+impl Place {
+    fn ranks(self) -> usize {
+        self.mesh.world_size()
+    }
+
+    fn options(self) -> ModelOptions {
+        let Self { mesh, state, dtype } = self;
+        let precision = Precision { parameters: dtype, ..Precision::default() };
+        ModelOptions { state, precision, ..ModelOptions::on(mesh) }
+    }
+}
+
+/// Returns the place of a mesh whose replicas each have all state.
+fn over_shards(mesh: Mesh) -> Place {
+    Place { mesh, state: StateOver::Shards, dtype: DType::F32 }
+}
+
+/// Returns the places of a mesh: replicas each have all state, divide it, and divide masters, too.
+fn places(mesh: Mesh) -> [Place; 3] {
+    let shards = over_shards(mesh);
+    let world = Place { state: StateOver::World, ..shards };
+    [shards, world, Place { dtype: DType::BF16, ..world }]
+}
+
+/// Returns places of two ranks.
+fn of_two() -> impl Iterator<Item = Place> {
+    places(mesh(2, 1)).into_iter().chain([over_shards(mesh(1, 2))])
+}
+
+fn model(world: World, spec: &ModelSpec, place: Place) -> Result<ShardedModel, Error> {
+    ShardedModel::new(world, spec.clone(), place.options(), init)
 }
 
 /// Steps whose gradients depend on the number of the step and the parameter alone.
@@ -179,7 +220,7 @@ fn state<O: Train>(model: &mut ShardedModel, by: &O) -> Result<Parameters, Error
 /// The state of a model that makes these steps from the beginning, on one rank.
 fn alone<O: Train>(spec: &ModelSpec, numbers: std::ops::Range<u8>) -> Parameters {
     common(on_ranks(1, |world| {
-        let mut model = model(world, spec, mesh(1, 1))?;
+        let mut model = model(world, spec, over_shards(mesh(1, 1)))?;
         let mut by = O::make(&model)?;
         steps(&mut model, &mut by, numbers.clone())?;
         state(&mut model, &by)
@@ -200,23 +241,36 @@ fn open(
 const FITTING: OtherParameters = OtherParameters::TakeFitting;
 const MESHES: [(usize, usize); 4] = [(1, 2), (2, 1), (2, 2), (3, 1)];
 
+/// Returns places between which runs go on: each mesh with the one that is `turn` behind it, in all
+/// ways to divide state.
+fn pairs(turn: usize) -> Vec<[Place; 2]> {
+    let on = meshes(MESHES);
+    let pairs = (0..MESHES.len()).map(|at| [on[at], on[(at + turn) % MESHES.len()]]);
+    let in_all_ways = |[save, load]: [Mesh; 2]| {
+        // From each way to the next one: checkpoints are interchanged.
+        let [shards, world, rounded] = places(load);
+        places(save).into_iter().zip([world, rounded, shards]).map(<[Place; 2]>::from)
+    };
+    pairs.flat_map(in_all_ways).collect()
+}
+
 /// Trains three steps of one model, and two of the other from its checkpoint. The second part
 /// saves, and is resumed once more in between.
 fn go<O: Train>(
     [first, second]: [&ModelSpec; 2],
-    [save, load]: [Mesh; 2],
+    [save, load]: [Place; 2],
     content: Content,
 ) -> (Resumed, Parameters) {
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path();
-    on_ranks(save.world_size(), |world| {
+    on_ranks(save.ranks(), |world| {
         let mut model = model(world, first, save)?;
         let mut by = O::make(&model)?;
         steps(&mut model, &mut by, 0..3)?;
         let mut checkpoints = open(&model, folder, content, OtherParameters::Refuse)?;
         checkpoints.save(&model, &by, &json!(7))
     });
-    let refused = common_error(outcomes(load.world_size(), |world| {
+    let refused = common_error(outcomes(load.ranks(), |world| {
         let mut model = model(world, second, load)?;
         let mut by = O::make(&model)?;
         let before = model.full_parameters()?;
@@ -227,7 +281,7 @@ fn go<O: Train>(
     }));
     let told = refused.to_string();
     assert!(told.contains("other") || told.contains("is of another model"), "{told}");
-    let resumed = common(on_ranks(load.world_size(), |world| {
+    let resumed = common(on_ranks(load.ranks(), |world| {
         let mut model = model(world, second, load)?;
         let mut by = O::make(&model)?;
         let mut checkpoints = open(&model, folder, content, FITTING)?;
@@ -239,7 +293,7 @@ fn go<O: Train>(
         checkpoints.save(&model, &by, &json!(7))?;
         Ok(resumed)
     }));
-    let ended = common(on_ranks(save.world_size(), |world| {
+    let ended = common(on_ranks(save.ranks(), |world| {
         let mut model = model(world, second, save)?;
         let mut by = O::make(&model)?;
         let mut checkpoints = open(&model, folder, Content::All, OtherParameters::Refuse)?;
@@ -275,11 +329,10 @@ fn frozen_then_trained_and_back<O: Train>() {
     let all = spec(&[A, B, C]);
     let without = spec(&[A, ("*b", B.1), ("*c", C.1)]);
     let whole = alone::<O>(&all, 0..5);
-    for (turn, save) in meshes(MESHES).into_iter().enumerate() {
-        let load = meshes(MESHES)[(turn + 1) % MESHES.len()];
+    for places in pairs(1) {
         for content in [Content::All, Content::Trainable] {
             // Trained anew: `a` goes on, and the others begin.
-            let (resumed, ended) = go::<O>([&without, &all], [save, load], content);
+            let (resumed, ended) = go::<O>([&without, &all], places, content);
             let new: &[&str] = if content == Content::All { &[] } else { &["b", "c"] };
             assert_eq!(sorted(&resumed.new_parameters), new);
             assert_eq!(sorted(&resumed.new_states), ["b", "c"]);
@@ -287,7 +340,7 @@ fn frozen_then_trained_and_back<O: Train>() {
             assert_same(&ended, &whole, ["a", "a"]);
             assert_same(&ended, &alone::<O>(&all, 3..5), ["b", "c"]);
             // Frozen: `a` goes on, and the others stay as they were.
-            let (resumed, ended) = go::<O>([&all, &without], [save, load], content);
+            let (resumed, ended) = go::<O>([&all, &without], places, content);
             assert!(resumed.new_parameters.is_empty() && resumed.new_states.is_empty());
             assert!(!resumed.left_over.is_empty());
             let is_state = |name: &String| {
@@ -306,10 +359,9 @@ fn a_new_head<O: Train>() {
     let old = spec(&[A, C, B]);
     let new = spec(&[A, ("head", &[2, 40]), ("b", &[5, 100])]);
     let whole = alone::<O>(&old, 0..5);
-    for (turn, save) in meshes(MESHES).into_iter().enumerate() {
-        let load = meshes(MESHES)[(turn + 2) % MESHES.len()];
+    for places in pairs(2) {
         for content in [Content::All, Content::Trainable] {
-            let (resumed, ended) = go::<O>([&old, &new], [save, load], content);
+            let (resumed, ended) = go::<O>([&old, &new], places, content);
             assert_eq!(sorted(&resumed.new_parameters), ["b", "head"]);
             assert_eq!(sorted(&resumed.new_states), ["b", "head"]);
             let left: Vec<&String> =
@@ -350,6 +402,47 @@ fn a_head_is_new_or_gone_with_averages() {
     a_new_head::<Both>();
 }
 
+/// Of a base that is stored in bf16 a checkpoint has the rounded values.
+#[test]
+fn parameters_that_were_stored_are_trained_anew_and_trained_ones_are_stored() {
+    let trained = spec(&[A, B]);
+    let stored = storing_frozen(&spec(&[A, ("*b", B.1)]), DType::BF16);
+    let whole = alone::<AdamW>(&trained, 0..5);
+    let before = alone::<AdamW>(&trained, 0..3);
+    let rounded: Vec<f32> = before["b"].iter().map(|value| Wire::BF16.round(*value)).collect();
+    let mut anew = None;
+    for mesh in meshes(MESHES) {
+        for state in StateOver::ALL {
+            let place = Place { mesh, state, dtype: DType::BF16 };
+            let (_, ended) = go::<AdamW>([&trained, &stored], [place; 2], Content::All);
+            assert_same(&ended, &whole, ["a", "a"]);
+            assert!(ended["b"] == rounded, "{place:?}");
+            let (resumed, ended) = go::<AdamW>([&stored, &trained], [place; 2], Content::All);
+            assert_eq!(sorted(&resumed.new_states), ["b"]);
+            assert_same(&ended, &whole, ["a", "a"]);
+            let b = &ended["b"];
+            assert!(anew.get_or_insert_with(|| b.clone()) == b, "{place:?}");
+            // The masters of the model have bits that the checkpoint's base lacks.
+            let folder = tempfile::tempdir().expect("a folder");
+            on_ranks(place.ranks(), |world| {
+                let mut model = model(world, &stored, place)?;
+                let mut by = AdamW::make(&model)?;
+                steps(&mut model, &mut by, 0..1)?;
+                let mut checkpoints = open(&model, folder.path(), Content::Trainable, FITTING)?;
+                checkpoints.save(&model, &by, &json!(7))
+            });
+            let told = common_error(outcomes(place.ranks(), |world| {
+                let mut model = model(world, &trained, place)?;
+                let mut by = AdamW::make(&model)?;
+                let mut checkpoints = open(&model, folder.path(), Content::Trainable, FITTING)?;
+                checkpoints.load_latest(&mut model, &mut by)
+            }));
+            let told = told.to_string();
+            assert!(told.contains("was saved with other frozen parameters"), "{place:?}: {told}");
+        }
+    }
+}
+
 /// The sums over ranks of these optimizers have other last bits on each mesh.
 #[test]
 fn optimizers_that_add_up_over_ranks_take_what_fits() {
@@ -358,15 +451,18 @@ fn optimizers_that_add_up_over_ranks_take_what_fits() {
         let without = spec(&[A, ("*b", B.1), ("*c", C.1)]);
         let whole = alone::<O>(&all, 0..5);
         let anew = alone::<O>(&all, 3..5);
-        for content in [Content::All, Content::Trainable] {
-            let (resumed, ended) = go::<O>([&without, &all], [mesh(1, 2), mesh(2, 2)], content);
-            assert_eq!(sorted(&resumed.new_states), ["b", "c"]);
-            for (name, values) in &ended {
-                let is_a = name.trim_start_matches('*') == "a";
-                let expected = if is_a { &whole[name] } else { &anew[name] };
-                let off = values.iter().zip(expected).map(|(it, other)| (it - other).abs());
-                let off = off.fold(0.0, f32::max);
-                assert!(off < 1e-5, "{name} is off by {off}");
+        for load in places(mesh(2, 2)) {
+            for content in [Content::All, Content::Trainable] {
+                let from = over_shards(mesh(1, 2));
+                let (resumed, ended) = go::<O>([&without, &all], [from, load], content);
+                assert_eq!(sorted(&resumed.new_states), ["b", "c"]);
+                for (name, values) in &ended {
+                    let is_a = name.trim_start_matches('*') == "a";
+                    let expected = if is_a { &whole[name] } else { &anew[name] };
+                    let off = values.iter().zip(expected).map(|(it, other)| (it - other).abs());
+                    let off = off.fold(0.0, f32::max);
+                    assert!(off < 1e-5, "{name} is off by {off} on {load:?}");
+                }
             }
         }
     }
@@ -377,24 +473,24 @@ fn optimizers_that_add_up_over_ranks_take_what_fits() {
 #[test]
 fn what_fits_is_everything_where_nothing_differs() {
     let all = spec(&[A, ("*b", B.1), C]);
-    let folder = tempfile::tempdir().expect("a folder");
-    for content in [Content::All, Content::Trainable] {
-        let resumed = on_ranks(2, |world| {
-            let mut model = model(world, &all, mesh(1, 2))?;
-            let mut by = AdamW::make(&model)?;
-            let mut checkpoints = open(&model, folder.path(), content, FITTING)?;
-            steps(&mut model, &mut by, 0..2)?;
-            checkpoints.save(&model, &by, &json!(null))?;
-            let before = state(&mut model, &by)?;
-            steps(&mut model, &mut by, 2..4)?;
-            let step = model.committed_steps() - 2;
-            let resumed = checkpoints.load(&mut model, &mut by, step)?;
-            assert!(state(&mut model, &by)? == before);
-            Ok(resumed)
-        });
-        let Resumed { new_parameters, new_states, left_over, .. } = common(resumed);
-        assert!([new_parameters, new_states, left_over].iter().all(Vec::is_empty));
-        std::fs::remove_dir_all(folder.path().join("step-00000002")).expect("removed");
+    for place in of_two() {
+        for content in [Content::All, Content::Trainable] {
+            let folder = tempfile::tempdir().expect("a folder");
+            let resumed = on_ranks(2, |world| {
+                let mut model = model(world, &all, place)?;
+                let mut by = AdamW::make(&model)?;
+                let mut checkpoints = open(&model, folder.path(), content, FITTING)?;
+                steps(&mut model, &mut by, 0..2)?;
+                checkpoints.save(&model, &by, &json!(null))?;
+                let before = state(&mut model, &by)?;
+                steps(&mut model, &mut by, 2..4)?;
+                let resumed = checkpoints.load(&mut model, &mut by, 2)?;
+                assert!(state(&mut model, &by)? == before);
+                Ok(resumed)
+            });
+            let Resumed { new_parameters, new_states, left_over, .. } = common(resumed);
+            assert!([new_parameters, new_states, left_over].iter().all(Vec::is_empty));
+        }
     }
 }
 
@@ -405,15 +501,15 @@ fn another_base_is_refused_also_where_what_fits_is_taken() {
     let second = spec(&[A, B, C]);
     let folder = tempfile::tempdir().expect("a folder");
     on_ranks(2, |world| {
-        let mut model = model(world, &first, mesh(2, 1))?;
+        let mut model = model(world, &first, over_shards(mesh(2, 1)))?;
         let mut by = AdamW::make(&model)?;
         steps(&mut model, &mut by, 0..2)?;
         let mut checkpoints = open(&model, folder.path(), Content::Trainable, FITTING)?;
         checkpoints.save(&model, &by, &json!(null))
     });
-    let load = |change: f32, spec: &ModelSpec| {
+    let load = |change: f32, spec: &ModelSpec, place: Place| {
         outcomes(2, |world| {
-            let options = ModelOptions::on(mesh(1, 2));
+            let options = place.options();
             let changed = |param: &Param| {
                 let mut values = init(param);
                 values[0] += if param.name == "b" { change } else { 0.0 };
@@ -427,21 +523,23 @@ fn another_base_is_refused_also_where_what_fits_is_taken() {
     };
     let unfrozen = spec(&[A, B]);
     let with_head = spec(&[A, ("*b", B.1), C]);
-    for fits in [&unfrozen, &with_head] {
-        assert!(load(0.0, fits).iter().all(Result::is_ok));
-        let told = common_error(load(1.0, fits)).to_string();
+    for place in of_two() {
+        for fits in [&unfrozen, &with_head] {
+            assert!(load(0.0, fits, place).iter().all(Result::is_ok));
+            let told = common_error(load(1.0, fits, place)).to_string();
+            assert!(told.contains("was saved with other frozen parameters"), "{told}");
+        }
+        // A new parameter beside one that was frozen: the digest can be of neither.
+        let told = common_error(load(0.0, &second, place)).to_string();
         assert!(told.contains("was saved with other frozen parameters"), "{told}");
     }
-    // A new parameter beside one that was frozen: the digest can be of neither.
-    let told = common_error(load(0.0, &second)).to_string();
-    assert!(told.contains("was saved with other frozen parameters"), "{told}");
 }
 
 #[test]
 fn another_optimizer_is_refused_also_where_what_fits_is_taken() {
     let folder = tempfile::tempdir().expect("a folder");
     let told = common_error(outcomes(2, |world| {
-        let mut model = model(world, &spec(&[A, B]), mesh(1, 2))?;
+        let mut model = model(world, &spec(&[A, B]), over_shards(mesh(1, 2)))?;
         let mut checkpoints = open(&model, folder.path(), Content::All, FITTING)?;
         checkpoints.save(&model, &Lion::make(&model)?, &json!(null))?;
         let mut adamw = AdamW::make(&model)?;
@@ -456,15 +554,15 @@ fn parameters_that_stay_were_updated_alike() {
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path();
     on_ranks(2, |world| {
-        let mut model = model(world, &spec(&[A]), mesh(2, 1))?;
+        let mut model = model(world, &spec(&[A]), over_shards(mesh(2, 1)))?;
         let mut adamw = AdamW::make(&model)?;
         steps(&mut model, &mut adamw, 0..1)?;
         let mut checkpoints = open(&model, folder, Content::All, OtherParameters::Refuse)?;
         checkpoints.save(&model, &adamw, &json!(7))
     });
-    let load = |world: World, second: &ModelSpec, of_weights: bool| {
+    let load = |world: World, place: Place, second: &ModelSpec, of_weights: bool| {
         let rank = world.rank().index();
-        let mut model = model(world, second, mesh(2, 1))?;
+        let mut model = model(world, second, place)?;
         let mut adamw = AdamW::make(&model)?;
         adamw.set_learning_rate([0.1, 0.2][rank]);
         steps(&mut model, &mut adamw, 0..1)?;
@@ -474,17 +572,21 @@ fn parameters_that_stay_were_updated_alike() {
             false => checkpoints.load_latest(&mut model, &mut adamw),
         }
     };
-    for of_weights in [false, true] {
-        let error = common_error(outcomes(2, |world| load(world, &spec(&[A, C]), of_weights)));
-        assert!(error.to_string().contains("an option of the optimizer in step 0"), "{error}");
-        // All trained parameters are those of the checkpoint: what was before does not count.
-        common(on_ranks(2, |world| load(world, &spec(&[A]), of_weights)));
+    for place in places(mesh(2, 1)) {
+        for of_weights in [false, true] {
+            let more = spec(&[A, C]);
+            let error = common_error(outcomes(2, |world| load(world, place, &more, of_weights)));
+            assert!(error.to_string().contains("an option of the optimizer in step 0"), "{error}");
+            // All trained parameters are those of the checkpoint: what was before does not count.
+            common(on_ranks(2, |world| load(world, place, &spec(&[A]), of_weights)));
+        }
     }
 }
 
 /// Trains three steps of one model, and two of the other from its checkpoint, by `train`. Between
 /// them the other model is loaded and saved again `saves` times without a step.
 fn resumed_after_saves<O: Train>(
+    place: Place,
     [first, second]: [&ModelSpec; 2],
     saves: usize,
     train: impl Fn(&mut ShardedModel, &mut O) -> Result<(), Error> + Sync,
@@ -492,7 +594,7 @@ fn resumed_after_saves<O: Train>(
     let folders: Vec<TempDir> =
         (0..=saves).map(|_| tempfile::tempdir().expect("a folder")).collect();
     on_ranks(2, |world| {
-        let mut model = model(world, first, mesh(1, 2))?;
+        let mut model = model(world, first, place)?;
         let mut by = O::make(&model)?;
         steps(&mut model, &mut by, 0..3)?;
         let mut checkpoints =
@@ -500,7 +602,7 @@ fn resumed_after_saves<O: Train>(
         checkpoints.save(&model, &by, &json!(7))
     });
     let loaded = |world: World, at: usize| {
-        let mut model = model(world, second, mesh(1, 2))?;
+        let mut model = model(world, second, place)?;
         let mut by = O::make(&model)?;
         let other = if at == 0 { FITTING } else { OtherParameters::Refuse };
         let mut checkpoints = open(&model, folders[at].path(), Content::All, other)?;
@@ -532,17 +634,19 @@ fn a_save_before_the_first_update_changes_nothing() {
         let old = spec(&OLD);
         let new = spec(&NEW);
         let train = |model: &mut ShardedModel, by: &mut O| steps(model, by, 3..5);
-        let [without, once, twice] =
-            [0, 1, 2].map(|saves| resumed_after_saves([&old, &new], saves, train));
-        assert!(without == once && once == twice);
         let whole = alone::<O>(&old, 0..5);
         let anew = alone::<O>(&new, 3..5);
-        for (name, values) in &without {
-            let goes_on = ["a", "c"].contains(&name.trim_start_matches('*'));
-            let expected = if goes_on { &whole[name] } else { &anew[name] };
-            let off = values.iter().zip(expected).map(|(it, other)| (it - other).abs());
-            let off = off.fold(0.0, f32::max);
-            assert!(off < 1e-5, "{name} is off by {off}");
+        for place in of_two() {
+            let [without, once, twice] =
+                [0, 1, 2].map(|saves| resumed_after_saves(place, [&old, &new], saves, train));
+            assert!(without == once && once == twice);
+            for (name, values) in &without {
+                let goes_on = ["a", "c"].contains(&name.trim_start_matches('*'));
+                let expected = if goes_on { &whole[name] } else { &anew[name] };
+                let off = values.iter().zip(expected).map(|(it, other)| (it - other).abs());
+                let off = off.fold(0.0, f32::max);
+                assert!(off < 1e-5, "{name} is off by {off} on {place:?}");
+            }
         }
     }
     compare::<((Muon, AdamW), Ema)>();
@@ -568,9 +672,12 @@ fn a_parameter_whose_state_was_loaded_by_another_optimizer_is_refused() {
             assert!(model.full_parameters()? == before);
             right(model, by)
         };
-        for saves in [0, 1] {
-            let ended = resumed_after_saves([&old, &new], saves, corrected);
-            assert!(ended == resumed_after_saves([&old, &new], saves, right), "{saves}");
+        for place in of_two() {
+            for saves in [0, 1] {
+                let ended = resumed_after_saves(place, [&old, &new], saves, corrected);
+                let expected = resumed_after_saves(place, [&old, &new], saves, right);
+                assert!(ended == expected, "{saves} on {place:?}");
+            }
         }
     }
     compare::<((Muon, AdamW), Ema)>(
@@ -622,15 +729,17 @@ fn a_parameter_without_state_may_get_another_owner() {
         }
         Ok(())
     };
-    let ended = resumed_after_saves::<WholeParameters>([&old, &new], 0, whole_and_sgd);
     let trained = alone::<WholeParameters>(&old, 0..3);
     let moved = |from: f32, number: f32| from - 0.1 / number;
-    for (ended, from) in ended["a"].iter().zip(&trained["a"]) {
-        assert_eq!(*ended, moved(moved(*from, 4.0), 5.0));
-    }
-    let right = &new[new.find("right").expect("a parameter")];
-    for (ended, from) in ended["right"].iter().zip(init(right)) {
-        assert_eq!(*ended, moved(moved(from, 1.0), 2.0));
+    for place in of_two() {
+        let ended = resumed_after_saves::<WholeParameters>(place, [&old, &new], 0, whole_and_sgd);
+        for (ended, from) in ended["a"].iter().zip(&trained["a"]) {
+            assert_eq!(*ended, moved(moved(*from, 4.0), 5.0));
+        }
+        let right = &new[new.find("right").expect("a parameter")];
+        for (ended, from) in ended["right"].iter().zip(init(right)) {
+            assert_eq!(*ended, moved(moved(from, 1.0), 2.0));
+        }
     }
 }
 
@@ -650,20 +759,23 @@ fn a_parameter_of_an_optimizer_without_state_keeps_its_owner() {
     let optimizers = |model: &ShardedModel| {
         (AdamW::new(model, AdamWOptions::default()), Sgd::new(model, SgdOptions::default()))
     };
-    on_ranks(2, |world| {
-        let mut model = model(world, &spec, mesh(1, 2))?;
-        let (mut adamw, mut sgd) = optimizers(&model);
-        update(&mut model, &mut adamw, &mut sgd, false)?;
-        let mut checkpoints = open(&model, folder.path(), Content::All, OtherParameters::Refuse)?;
-        checkpoints.save(&model, &(adamw, sgd), &json!(7))
-    });
-    let error = common_error(outcomes(2, |world| {
-        let mut model = model(world, &spec, mesh(1, 2))?;
-        let mut both = optimizers(&model);
-        let mut checkpoints = open(&model, folder.path(), Content::All, OtherParameters::Refuse)?;
-        checkpoints.load_latest(&mut model, &mut both)?.expect("there is one");
-        update(&mut model, &mut both.0, &mut both.1, true).map(drop)
-    }));
-    let said = error.to_string();
-    assert!(said.contains("parameter `b`: adamw has no state of it"), "{said}");
+    for (number, place) in of_two().enumerate() {
+        let folder = folder.path().join(number.to_string());
+        let open =
+            |model: &ShardedModel| open(model, &folder, Content::All, OtherParameters::Refuse);
+        on_ranks(2, |world| {
+            let mut model = model(world, &spec, place)?;
+            let (mut adamw, mut sgd) = optimizers(&model);
+            update(&mut model, &mut adamw, &mut sgd, false)?;
+            open(&model)?.save(&model, &(adamw, sgd), &json!(7))
+        });
+        let error = common_error(outcomes(2, |world| {
+            let mut model = model(world, &spec, place)?;
+            let mut both = optimizers(&model);
+            open(&model)?.load_latest(&mut model, &mut both)?.expect("there is one");
+            update(&mut model, &mut both.0, &mut both.1, true).map(drop)
+        }));
+        let said = error.to_string();
+        assert!(said.contains("parameter `b`: adamw has no state of it"), "{place:?}: {said}");
+    }
 }

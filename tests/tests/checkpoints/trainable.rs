@@ -11,6 +11,7 @@ use hsdp::{
 };
 use hsdp_checkpoint::{Disk, Generation, Store};
 use hsdp_sharding::Role;
+use hsdp_tests::support::models::storing_frozen;
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common, common_error, mesh, meshes, on_ranks, outcomes};
 use serde_json::Value;
@@ -32,14 +33,7 @@ fn with(is_stored: bool) -> SpecAndPrecision {
     if !is_stored {
         return SpecAndPrecision { spec: spec(), precision: Precision::default() };
     }
-    let stored = |unit: &Unit| {
-        let mut unit = unit.clone();
-        for param in unit.params.iter_mut().filter(|param| param.role == Role::Frozen) {
-            param.stored = Some(DType::BF16);
-        }
-        unit
-    };
-    let spec = spec().units().iter().map(stored).fold(ModelSpec::new(), ModelSpec::unit);
+    let spec = storing_frozen(&spec(), DType::BF16);
     SpecAndPrecision { spec, precision: Precision::compute_in(DType::BF16) }
 }
 

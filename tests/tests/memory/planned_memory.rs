@@ -9,7 +9,7 @@ use std::path::Path;
 use hsdp::checkpoint::{CheckpointOptions, Checkpointed, Checkpoints, Import};
 use hsdp::memory::{self, Category, Usage};
 use hsdp::{
-    Accumulation, AdamW, AdamWOptions, DType, Ema, Error, FullCopies, LossSum, ModelOptions,
+    Accumulation, AdamW, AdamWOptions, DType, Ema, Error, FullCopies, LossSum, Mesh, ModelOptions,
     ModelSpec, Optimizer, Param, Precision, Rank, ShardedModel, StateOver, StepOptions, Unit,
     UnitOrder, Unused,
 };
@@ -17,7 +17,7 @@ use hsdp_comm::{Channel, Tag};
 use hsdp_sharding::{ByteCount, MemoryPlan};
 use hsdp_tests::support::models::{computing_in, layer, partly_frozen, three_units, unit};
 use hsdp_tests::support::springs::Batch;
-use hsdp_tests::support::worlds::{mesh, on_ranks};
+use hsdp_tests::support::worlds::{mesh, meshes, on_ranks};
 use hsdp_tests::support::{slopes, springs};
 use safetensors::tensor::TensorView;
 
@@ -208,35 +208,40 @@ fn held_in_order(model: &mut ShardedModel, used: &[usize]) -> Result<ByteCount, 
     Ok(held)
 }
 
-/// The load reads into a copy, which the shards take once all ranks have read theirs.
+/// The load reads whole shards into a copy, which the model takes once all ranks have read theirs.
 #[test]
 fn peaks_of_a_resumed_run_are_as_planned() {
     for dtype in [DType::F32, DType::BF16] {
-        let _turn = alone();
-        let folder = tempfile::tempdir().expect("a folder");
-        let precision = Precision::compute_in(dtype);
-        let options = ModelOptions { precision, ..ModelOptions::on(mesh(2, 2)) };
-        let spec = uneven_units();
-        let with = CheckpointOptions::default;
-        let run = |steps: usize| {
-            memory::reset_peaks();
-            on_ranks(4, |world| {
-                let mut model = springs::model_of(world, &spec, &options)?;
-                let mut adamw = AdamW::new(&model, AdamWOptions::default());
-                let mut checkpoints = Checkpoints::open(&model, folder.path(), with())?;
-                let resumed = checkpoints.load_latest(&mut model, &mut adamw)?;
-                (0..steps).try_for_each(|_| train_with(&mut model, &mut adamw, 2))?;
-                checkpoints.save(&model, &adamw, &serde_json::Value::Null)?;
-                Ok((resumed.is_some(), all_peaks(model.rank()), model.plan().memory().shard))
-            })
-        };
-        let load = Category::COUNTED.iter().position(|it| *it == Category::Load);
-        let load = load.expect("it is counted");
-        for (fresh, mut resumed) in run(2).into_iter().zip(run(3)) {
-            assert_eq!((fresh.0, resumed.0), (false, true));
-            assert_eq!(resumed.1[load], resumed.2, "{dtype}: the copy has 4 bytes an element");
-            resumed.1[load] = ByteCount::ZERO;
-            assert_eq!(resumed.1, fresh.1, "{dtype}");
+        for state in StateOver::ALL {
+            let _turn = alone();
+            let folder = tempfile::tempdir().expect("a folder");
+            let precision = Precision::compute_in(dtype);
+            let options = ModelOptions { precision, state, ..ModelOptions::on(mesh(2, 2)) };
+            let spec = uneven_units();
+            let with = CheckpointOptions::default;
+            let run = |steps: usize| {
+                memory::reset_peaks();
+                on_ranks(4, |world| {
+                    let mut model = springs::model_of(world, &spec, &options)?;
+                    let mut adamw = AdamW::new(&model, AdamWOptions::default());
+                    let mut checkpoints = Checkpoints::open(&model, folder.path(), with())?;
+                    let resumed = checkpoints.load_latest(&mut model, &mut adamw)?;
+                    (0..steps).try_for_each(|_| train_with(&mut model, &mut adamw, 2))?;
+                    checkpoints.save(&model, &adamw, &serde_json::Value::Null)?;
+                    let shards = model.plan().layouts().iter().map(|layout| layout.shard_len());
+                    let read = ByteCount(4 * shards.sum::<usize>() as u64);
+                    Ok((resumed.is_some(), all_peaks(model.rank()), read))
+                })
+            };
+            let load = Category::COUNTED.iter().position(|it| *it == Category::Load);
+            let load = load.expect("it is counted");
+            let how = format!("{dtype}, state over {state}");
+            for (fresh, mut resumed) in run(2).into_iter().zip(run(3)) {
+                assert_eq!((fresh.0, resumed.0), (false, true));
+                assert_eq!(resumed.1[load], resumed.2, "{how}: the copy has 4 bytes an element");
+                resumed.1[load] = ByteCount::ZERO;
+                assert_eq!(resumed.1, fresh.1, "{how}");
+            }
         }
     }
 }
@@ -414,9 +419,9 @@ fn no_rank_has_more_than_its_part_of_what_it_imports() {
 #[test]
 fn a_save_in_the_background_holds_one_copy_of_what_a_rank_writes() {
     let _turn = alone();
-    for (replicate, shard) in [(1, 1), (2, 3), (1, 5)] {
+    for (on, state) in places([(1, 1), (2, 3), (1, 5)]) {
         let folder = tempfile::tempdir().expect("a folder");
-        let options = ModelOptions::on(mesh(replicate, shard));
+        let options = ModelOptions { state, ..ModelOptions::on(on) };
         on_ranks(options.mesh.world_size(), |world| {
             let mut model = springs::model_of(world, &with_kept_units(), &options)?;
             let mut adamw = AdamW::new(&model, AdamWOptions::default());
@@ -450,11 +455,11 @@ fn with_buffers() -> ModelSpec {
 #[test]
 fn buffers_their_averages_and_their_copies_for_a_save_are_as_planned() {
     let _turn = alone();
-    for (replicate, shard) in [(1, 1), (1, 2), (2, 2), (4, 1)] {
+    for (on, state) in places([(1, 1), (1, 2), (2, 2), (4, 1)]) {
         for averages in 0..=2 {
             memory::reset_peaks();
             let spec = (0..averages).fold(with_buffers(), |spec, _| spec.averaged());
-            let options = ModelOptions::on(mesh(replicate, shard));
+            let options = ModelOptions { state, ..ModelOptions::on(on) };
             let folder = tempfile::tempdir().expect("a folder");
             on_ranks(options.mesh.world_size(), |world| {
                 let mut model = springs::model_of(world, &spec, &options)?;
@@ -479,6 +484,10 @@ fn buffers_their_averages_and_their_copies_for_a_save_are_as_planned() {
                 assert_eq!(planned, ByteCount(4 * (2 + averages) * 790));
                 let Usage { live, peak } = memory::usage(rank, Category::Buffers);
                 assert_eq!([live, peak], [planned; 2], "rank {rank}, {averages} averages");
+                let planned = model.plan().optimizer_state(rank);
+                let Usage { live, peak } = memory::usage(rank, Category::Optimizer);
+                let how = format!("rank {rank} of {on}, {averages} averages, state over {state}");
+                assert_eq!([live, peak], [planned; 2], "{how}");
                 // A checkpoint has one average at most.
                 let copied = match emas.pop() {
                     None => snapshot(&model, &adamw, folder.path())?,
@@ -524,6 +533,14 @@ fn twenty_steps_hold_no_more_than_three() {
             assert_eq!(held[19], held[2], "rank {rank}, {accumulation}");
         }
     }
+}
+
+/// Returns each mesh of `replicate` x `shard` ranks with each division of state.
+fn places<const COUNT: usize>(
+    sizes: [(usize, usize); COUNT],
+) -> impl Iterator<Item = (Mesh, StateOver)> {
+    let in_both = |on| StateOver::ALL.map(|state| (on, state));
+    meshes(sizes).into_iter().flat_map(in_both)
 }
 
 /// Peaks that were measured, beside those that were planned.

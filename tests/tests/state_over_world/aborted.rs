@@ -3,12 +3,12 @@
 use std::sync::Barrier;
 
 use hsdp::{
-    AdamW, Channel, DType, DataError, Error, Flow, ModelOptions, Op, Optimizer, Precision, Samples,
+    AdamW, Channel, DType, DataError, Error, Flow, ModelOptions, Op, Precision, Samples,
     ShardedModel, StateOver, StepOptions,
 };
 use hsdp_tests::support::handmade::Until;
 use hsdp_tests::support::springs::{self, Batch};
-use hsdp_tests::support::worlds::{common, mesh, on_ranks, outcomes};
+use hsdp_tests::support::worlds::{common, mesh, on_ranks};
 
 use crate::training::{self, Trace, Training};
 
@@ -325,40 +325,4 @@ fn slices_are_not_awaited_within_a_step() {
             }
         }
     }));
-}
-
-/// An optimizer that fails in the middle of its update.
-struct Failing(usize);
-
-impl Optimizer for Failing {
-    fn check(&mut self, _: &hsdp::Updating<'_>, _: &mut String) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn update(&mut self, run: hsdp::Run<'_>) {
-        assert!(run.unit.index() != self.0, "the update fails in unit {}", self.0);
-    }
-
-    fn set_learning_rate(&mut self, _: f64) {}
-}
-
-#[test]
-fn an_update_that_fails_on_one_rank_ends_the_world_of_all() {
-    let options = options(DType::F32);
-    let ended = outcomes(4, |world| {
-        let is_failing = world.rank().index() == 2;
-        let mut model = springs::model_of(world, &training::spec(), &options)?;
-        let gradients = springs::gradients(&mut model, 1)?;
-        let mut failing = Failing(if is_failing { 0 } else { usize::MAX });
-        let step = std::panic::AssertUnwindSafe(|| failing.step(&mut model, gradients).map(drop));
-        if let Ok(ended) = std::panic::catch_unwind(step) {
-            ended?;
-        }
-        springs::gradients(&mut model, 1).map(drop)
-    });
-    for (rank, ended) in ended.into_iter().enumerate() {
-        let error = ended.expect_err("the update is half made");
-        assert!(error.is_fatal(), "rank {rank}: {error}");
-        assert!(error.to_string().contains("the update has not ended"), "rank {rank}: {error}");
-    }
 }

@@ -8,7 +8,7 @@ use crate::training::{self, Recipe, Trace, Training};
 
 const STEPS: usize = 4;
 
-fn meshes() -> [Mesh; 4] {
+pub(crate) fn meshes() -> [Mesh; 4] {
     [mesh(2, 2), mesh(2, 3), mesh(3, 2), mesh(4, 1)]
 }
 
@@ -28,7 +28,8 @@ fn trained<O: Checkpointed>(recipe: &Recipe<O>, options: &ModelOptions) -> Vec<T
     common(on_ranks(ranks, |world| Training::new(world, recipe, options)?.train(STEPS)))
 }
 
-fn compare<O: Checkpointed>(recipe: &Recipe<O>, options: &ModelOptions) {
+/// Compares a run with state over the world with one with state over shards, step by step.
+pub(crate) fn compare<O: Checkpointed>(recipe: &Recipe<O>, options: &ModelOptions) {
     let [shards, world] =
         StateOver::ALL.map(|state| trained(recipe, &ModelOptions { state, ..options.clone() }));
     let context = format!(

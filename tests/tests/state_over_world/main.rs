@@ -4,4 +4,7 @@
 mod aborted;
 mod bits;
 mod checkpoints;
+mod frozen;
+mod half_updated;
+mod measured;
 mod training;

@@ -41,8 +41,15 @@ fn in_blocks() -> ModelSpec {
 pub(crate) struct Recipe<O> {
     pub(crate) name: &'static str,
     pub(crate) spec: fn() -> ModelSpec,
-    make: fn(&ShardedModel) -> O,
-    update: fn(&mut O, &mut ShardedModel, Gradients) -> Result<Update, Error>,
+    /// Values that a parameter starts from.
+    pub(crate) initial: fn(&Param) -> Vec<f32>,
+    pub(crate) make: fn(&ShardedModel) -> O,
+    pub(crate) update: fn(&mut O, &mut ShardedModel, Gradients) -> Result<Update, Error>,
+}
+
+/// Returns values that no dtype of 16 bits has.
+pub(crate) fn initial(param: &Param) -> Vec<f32> {
+    springs::initial(param).into_iter().map(|value| value / 3.0).collect()
 }
 
 /// Defines the recipe of an optimizer that updates all parameters.
@@ -52,6 +59,7 @@ macro_rules! recipe {
             Recipe {
                 name: stringify!($name),
                 spec: $spec,
+                initial,
                 make: |$model| $make,
                 update: |optimizer, model, gradients| optimizer.step(model, gradients),
             }
@@ -77,6 +85,7 @@ pub(crate) fn muon() -> Recipe<(Muon, AdamW)> {
     Recipe {
         name: "muon",
         spec,
+        initial,
         make: |model| (Muon::new(model, MuonOptions::default()), AdamW::new(model, ADAMW)),
         update: |(muon, adamw), model, gradients| {
             let is_matrix = |param: &Param| param.as_matrices().is_some();
@@ -90,6 +99,7 @@ pub(crate) fn owned() -> Recipe<WholeParameters> {
     Recipe {
         name: "owned",
         spec,
+        initial,
         make: |model| WholeParameters::new(model, "normed", |param| param.shape.len()),
         update: |held, model, gradients| {
             let update = |Whole { values, gradient, state, .. }: Whole<'_>| {
@@ -128,7 +138,8 @@ impl<'a, O: Checkpointed> Training<'a, O> {
         recipe: &'a Recipe<O>,
         options: &ModelOptions,
     ) -> Result<Self, Error> {
-        let model = springs::model_of(world, &(recipe.spec)(), options)?;
+        let spec = (recipe.spec)();
+        let model = ShardedModel::new(world, spec, options.clone(), recipe.initial)?;
         let state = ((recipe.make)(&model), Ema::new(&model, 0.9)?);
         Ok(Self { recipe, model, state })
     }
@@ -150,9 +161,14 @@ impl<'a, O: Checkpointed> Training<'a, O> {
         self.update(gradients)
     }
 
-    /// Updates the model.
+    /// Clips the gradients, and updates the model.
     pub(crate) fn update(&mut self, gradients: Gradients) -> Result<Update, Error> {
-        (self.recipe.update)(&mut self.state.0, &mut self.model, gradients.clip(3.0))
+        self.update_unclipped(gradients.clip(3.0))
+    }
+
+    /// Updates the model by gradients as they are.
+    pub(crate) fn update_unclipped(&mut self, gradients: Gradients) -> Result<Update, Error> {
+        (self.recipe.update)(&mut self.state.0, &mut self.model, gradients)
     }
 
     /// Makes a step, and returns what it ends with.

@@ -7,7 +7,9 @@ use hsdp::{
 };
 use hsdp_comm::{Channel, Op};
 use hsdp_sharding::{ByteCount, Flow, Traffic};
-use hsdp_tests::support::models::{computing_in, keeping_the_second, partly_frozen, three_units};
+use hsdp_tests::support::models::{
+    computing_in, keeping_the_second, layer, partly_frozen, three_units,
+};
 use hsdp_tests::support::worlds::{mesh, on_ranks};
 use hsdp_tests::support::{slopes, springs};
 
@@ -131,6 +133,63 @@ fn a_rank_of_1024_would_move_what_the_plan_says() {
         assert_eq!(measured.moved, measured.planned, "rank {rank}");
         assert_eq!(measured.moved.all_gather.calls, 2 * 6);
     }
+}
+
+/// Two units whose shards 1, 2, 3 and 4 replicas cut into slices of one length, also those of 2
+/// ranks.
+fn even_units() -> ModelSpec {
+    ModelSpec::new().unit(layer("first", [384, 17])).unit(layer("second", [768, 11]))
+}
+
+/// A rank receives the contributions of R - 1 peers to its slice of s/R elements, w bytes each on
+/// the wire, in an all-reduce and in a reduce-scatter of sums alike. The other (R - 1)/R of the
+/// elements follow as finished sums in the all-reduce, in f32 whatever the wire (decision 1), and
+/// as updated parameters of p bytes in the gather of slices. So the bytes are as w + p to w + 4:
+/// 0.75 with p = 2 and w = 4, and 2/3 with w = 2. With K all-reduces in a step (mode `every`) they
+/// are as K w + p to K (w + 4), since slices are gathered once.
+#[test]
+fn bytes_between_replicas_that_divide_state_are_to_those_of_all_reduces_as_in_the_formulas() {
+    const MICROBATCHES: usize = 3;
+    let ratios = [
+        (DType::BF16, DType::F32, [3, 4]),
+        (DType::BF16, DType::BF16, [2, 3]),
+        (DType::F16, DType::F16, [2, 3]),
+        (DType::F32, DType::F32, [1, 1]),
+        (DType::F32, DType::BF16, [1, 1]),
+    ];
+    for (parameters, wire, [part, of]) in ratios {
+        let [p, w] = [parameters, wire].map(|dtype| dtype.size_bytes() as u64);
+        assert_eq!((w + p) * of, (w + 4) * part, "parameters {parameters}, wire {wire}");
+        for accumulation in Accumulation::ALL {
+            let k = if accumulation == Accumulation::Every { MICROBATCHES as u64 } else { 1 };
+            for (replicate, shard) in [(2, 1), (2, 2), (3, 2), (4, 1)] {
+                let precision = Precision { parameters, wire, ..Precision::default() };
+                let on = ModelOptions::on(mesh(replicate, shard));
+                let options = ModelOptions { accumulation, precision, ..on };
+                let how = format!("{accumulation} on {}, {precision:?}", options.mesh);
+                let [shards, world] = StateOver::ALL.map(|state| {
+                    let options = ModelOptions { state, ..options.clone() };
+                    let step = StepOptions::microbatches(MICROBATCHES);
+                    measure(&even_units(), &options, step, MICROBATCHES)
+                });
+                for (shards, world) in shards.into_iter().zip(world) {
+                    for [shards, world] in
+                        [[shards.planned, world.planned], [shards.moved, world.moved]]
+                    {
+                        let [shards, world] = [shards, world].map(|it| between_replicas(&it));
+                        assert!(shards > 0, "{how}");
+                        assert_eq!(world * k * (w + 4), shards * (k * w + p), "{how}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Returns the bytes that a rank receives from other replicas in a step and its update.
+fn between_replicas(traffic: &Traffic) -> u64 {
+    let Traffic { all_reduce, scatter_sums, gather_slices, .. } = *traffic;
+    (all_reduce + scatter_sums + gather_slices).bytes.get()
 }
 
 /// The traffic of one rank in one step.

@@ -1,14 +1,14 @@
 //! A call that fails on one rank alone, at every call of a run: all other ranks get an error that
-//! names this rank and its reason, and the run goes on.
+//! names this rank and its reason, and the run goes on. A call in the middle of an update ends the
+//! world instead.
 
-use std::collections::BTreeSet;
 use std::num::NonZeroU64;
 use std::path::Path;
 
 use hsdp::checkpoint::{CheckpointOptions, Checkpoints};
 use hsdp::{
     AdamW, AdamWOptions, DType, DynamicScale, Error, LossScaling, ModelOptions, Optimizer,
-    Precision, Rank, Samples, ShardedModel, StepOptions, World, WorldOptions,
+    Precision, Rank, Samples, ShardedModel, StateOver, StepOptions, World, WorldOptions,
 };
 use hsdp_comm::{Between, Error as CommError, Fault, FaultKind, FaultPlace, Stage};
 use hsdp_tests::support::models::{one_parameter, shards};
@@ -29,6 +29,14 @@ enum Then {
     Again,
     /// It returns it, and so leaves the world.
     Leave,
+}
+
+/// The course of a run.
+#[derive(Clone, Copy, Debug)]
+struct Course {
+    between: Between,
+    state: StateOver,
+    then: Then,
 }
 
 #[test]
@@ -54,69 +62,113 @@ fn ranks_that_leave_are_told_of_every_call_that_fails_between_ranks_apart() {
 /// Has each stage of each step fail in each way, and then each call of a rank, and checks the
 /// errors of all ranks.
 fn fail_everywhere(between: Between, then: Then) {
-    let undisturbed = run(None, between, then);
+    for state in StateOver::ALL {
+        fail_everywhere_in(Course { between, state, then });
+    }
+}
+
+fn fail_everywhere_in(course: Course) {
+    let Course { state, then, .. } = course;
+    let stages = stages(state);
+    let undisturbed = run(None, course);
     let undisturbed = ended(&undisturbed);
-    let fails = |fault: Fault| -> Option<String> {
-        let ranks = run(Some(fault), between, then);
-        let own = &ranks[fault.rank.index()].told.first()?.0;
-        for (rank, fared) in
-            ranks.iter().enumerate().filter(|(rank, _)| *rank != fault.rank.index())
-        {
-            assert_told(&fault, rank, fared, own);
+    let fails = |fault: Fault| -> Option<Stage> {
+        let ranks = run(Some(fault), course);
+        let (own, is_half_updated) = match ranks[fault.rank.index()].told.first()? {
+            Told::Call { error, .. } => (error, false),
+            Told::Update { error } => (error, true),
+        };
+        let others = ranks.iter().enumerate().filter(|(rank, _)| *rank != fault.rank.index());
+        if is_half_updated {
+            others.for_each(|(rank, fared)| assert_ended(&fault, rank, fared, own));
+            return Some(stage_of(&stages, own));
         }
+        others.for_each(|(rank, fared)| assert_told(&fault, rank, fared, own));
         if then == Then::Again {
-            assert_eq!(ended(&ranks), undisturbed, "{fault}: {own}");
+            assert_eq!(ended(&ranks), undisturbed, "{fault}, {course:?}: {own}");
         }
-        Some(stage_of(own))
+        Some(stage_of(&stages, own))
     };
     let ways = [(3, FaultKind::Error), (0, FaultKind::OutOfMemory)];
     for (culprit, kind) in ways {
-        let at_step = |step| move |stage| Fault::at(Rank::new(culprit), step, stage, kind);
-        let faults = (0..=STEPS).flat_map(|step| STAGES.into_iter().map(at_step(step)));
-        let failed: BTreeSet<String> = faults.filter_map(&fails).collect();
-        assert_eq!(failed, STAGES.iter().map(ToString::to_string).collect(), "{kind}");
+        let at_step = |step| move |stage: &Stage| Fault::at(Rank::new(culprit), step, *stage, kind);
+        let faults = (0..=STEPS).flat_map(|step| stages.iter().map(at_step(step)));
+        let failed: Vec<Stage> = faults.filter_map(&fails).collect();
+        for stage in &stages {
+            assert!(failed.contains(stage), "{kind}, {course:?}: no call failed in {stage}");
+        }
     }
     let (culprit, kind) = ways[usize::from(then == Then::Leave)];
     for step in 0..=STEPS {
         let at = |call| Fault::at(Rank::new(culprit), step, FaultPlace::Call(call), kind);
         let calls = (0..MANY).take_while(|call| fails(at(*call)).is_some()).count();
         let least = [16, 28, 1].into_iter().nth(usize::try_from(step).expect("few"));
-        assert!(Some(calls) >= least, "step {step} has {calls} calls, not {least:?}");
+        assert!(Some(calls) >= least, "step {step} has {calls} calls, not {least:?}: {course:?}");
     }
 }
 
-const STAGES: [Stage; 7] = [
-    Stage::Setup,
-    Stage::Header,
-    Stage::Gather,
-    Stage::Reduce,
-    Stage::AllReduce,
-    Stage::Agreement,
-    Stage::Export,
-];
+/// Returns the stages of a run.
+fn stages(state: StateOver) -> Vec<Stage> {
+    let over_replicas = match state {
+        StateOver::Shards => &[Stage::AllReduce][..],
+        StateOver::World => &[Stage::ScatterSums, Stage::GatherSlices],
+    };
+    let others = [
+        Stage::Setup,
+        Stage::Header,
+        Stage::Gather,
+        Stage::Reduce,
+        Stage::Agreement,
+        Stage::Export,
+    ];
+    [&others[..], over_replicas].concat()
+}
 
 /// The stage in the error of a call that was made to fail.
-fn stage_of(own: &str) -> String {
-    let names = |stage: &Stage| own.contains(&format!(" {stage}, step"));
-    let named = STAGES.into_iter().find(names);
-    named.unwrap_or_else(|| panic!("{own}")).to_string()
+fn stage_of(stages: &[Stage], own: &str) -> Stage {
+    let names = |stage: &&Stage| own.contains(&format!(" {stage}, step"));
+    *stages.iter().find(names).unwrap_or_else(|| panic!("{own}"))
 }
 
 /// The first error of a rank is that of the culprit.
 fn assert_told(fault: &Fault, rank: usize, fared: &Fared, own: &str) {
-    let Some((told, aborted)) = fared.told.first() else {
-        panic!("{fault}: rank {rank} is told nothing of {own}");
+    let Some(Told::Call { error, aborted, .. }) = fared.told.first() else {
+        panic!("{fault}: rank {rank} is told nothing of {own}, but {:?}", fared.told);
     };
-    assert_eq!(*aborted, Some(fault.rank), "{fault}: rank {rank} is told {told}");
+    assert_eq!(*aborted, Some(fault.rank), "{fault}: rank {rank} is told {error}");
     let expected = format!(" aborted by rank {}: {own}", fault.rank);
-    assert!(told.ends_with(&expected), "{fault}: rank {rank} is told {told}");
+    assert!(error.ends_with(&expected), "{fault}: rank {rank} is told {error}");
+}
+
+/// The update of the culprit has failed in its middle: the first error of a rank is the end of the
+/// world.
+fn assert_ended(fault: &Fault, rank: usize, fared: &Fared, own: &str) {
+    let Some(Told::Call { error, is_fatal, .. }) = fared.told.first() else {
+        panic!("{fault}: rank {rank} is told nothing of {own}, but {:?}", fared.told);
+    };
+    assert!(*is_fatal, "{fault}: rank {rank} is told {error}");
+    assert!(error.contains(own), "{fault}: rank {rank} is told {error}, not of {own}");
+}
+
+/// An error of a rank.
+#[derive(Debug)]
+enum Told {
+    /// Of a call that is made again.
+    Call {
+        error: String,
+        /// The rank that has aborted the step by it.
+        aborted: Option<Rank>,
+        is_fatal: bool,
+    },
+    /// Of an update.
+    Update { error: String },
 }
 
 /// How a rank fared.
 #[derive(Debug, Default)]
 struct Fared {
-    /// Its errors, each with the rank that has aborted the step by it.
-    told: Vec<(String, Option<Rank>)>,
+    /// Its errors.
+    told: Vec<Told>,
     /// The bits of its parameters in the end.
     bits: Vec<Vec<u32>>,
 }
@@ -128,14 +180,19 @@ fn ended(ranks: &[Fared]) -> Vec<&[Vec<u32>]> {
 }
 
 /// Trains, saves and loads on all ranks.
-fn run(fault: Option<Fault>, between: Between, then: Then) -> Vec<Fared> {
+fn run(fault: Option<Fault>, course: Course) -> Vec<Fared> {
+    let Course { between, state, then } = course;
     let folder = tempfile::tempdir().expect("a folder");
     let faults = fault.into_iter().collect();
     let options = WorldOptions { faults, between, deadline: DEADLINE, ..WorldOptions::default() };
     let ends = launched(RANKS, options, |world| {
-        let mut rank = Attempts { then, fared: Fared::default() };
+        let mut rank = Attempts { then, state, fared: Fared::default() };
         let ended = rank.train(world, folder.path());
-        assert!(then == Then::Leave || ended.is_ok(), "{ended:?}");
+        // The others learn of an update that fails in its middle by the end of the world.
+        let is_over = matches!(&ended, Err(error) if error.is_fatal());
+        let has_failed = matches!(rank.fared.told.last(), Some(Told::Update { .. }));
+        let may_fail = state == StateOver::World && (is_over || has_failed);
+        assert!(then == Then::Leave || may_fail || ended.is_ok(), "{ended:?}");
         rank.fared
     });
     ends.into_iter().map(|end| end.expect("no panic")).collect()
@@ -144,6 +201,7 @@ fn run(fault: Option<Fault>, between: Between, then: Then) -> Vec<Fared> {
 /// The calls of a rank, each repeated after an error.
 struct Attempts {
     then: Then,
+    state: StateOver,
     fared: Fared,
 }
 
@@ -158,9 +216,10 @@ impl Attempts {
                 Error::Comm(CommError::StepAborted { rank, .. }) => Some(*rank),
                 _ => None,
             };
-            self.fared.told.push((error.to_string(), aborted));
+            let is_fatal = error.is_fatal();
+            self.fared.told.push(Told::Call { error: error.to_string(), aborted, is_fatal });
             let often = self.fared.told.len() > 3;
-            if self.then == Then::Leave || error.is_fatal() || often {
+            if self.then == Then::Leave || is_fatal || often {
                 return Err(error);
             }
         }
@@ -171,6 +230,7 @@ impl Attempts {
             precision: Precision { wire: DType::F16, ..Precision::default() },
             loss_scaling: LossScaling::Dynamic(DynamicScale::default()),
             compare_replicas: NonZeroU64::new(1),
+            state: self.state,
             ..ModelOptions::on(mesh(2, 2))
         };
         let make =
@@ -209,6 +269,9 @@ impl Attempts {
             step.finish()
         })?;
         self.of(|| gradients.full(model))?;
-        adamw.step(model, gradients.clip(1.0)).map(drop)
+        let updated = adamw.step(model, gradients.clip(1.0));
+        updated.map(drop).inspect_err(|error| {
+            self.fared.told.push(Told::Update { error: error.to_string() });
+        })
     }
 }

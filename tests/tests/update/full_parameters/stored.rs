@@ -14,7 +14,7 @@ use hsdp::{
 use hsdp_checkpoint::{Disk, Store, Weights, export};
 use hsdp_kernels::Wire;
 use hsdp_sharding::Role;
-use hsdp_tests::support::models::layer;
+use hsdp_tests::support::models::{layer, storing_frozen};
 use hsdp_tests::support::springs;
 use hsdp_tests::support::worlds::{common, common_error, mesh, meshes, on_ranks, outcomes};
 use serde_json::Value;
@@ -36,14 +36,7 @@ fn masters() -> ModelSpec {
 
 /// The same, whose frozen parameters have no master.
 fn stored(dtype: DType) -> ModelSpec {
-    let unit = |unit: &Unit| {
-        let mut unit = unit.clone();
-        for param in unit.params.iter_mut().filter(|param| param.role == Role::Frozen) {
-            param.stored = Some(dtype);
-        }
-        unit
-    };
-    masters().units().iter().map(unit).fold(ModelSpec::new(), ModelSpec::unit)
+    storing_frozen(&masters(), dtype)
 }
 
 /// Values that no 16-bit dtype has, of all magnitudes.
