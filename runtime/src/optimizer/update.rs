@@ -89,9 +89,9 @@ impl ShardedModel {
     }
 
     /// Updates this rank's shards: calls `update` for each run of elements that has a gradient, in
-    /// the plan's order of units, and counts the step as committed. Not collective, except with
-    /// [`StateOver::World`](crate::StateOver::World): then slices are gathered over the replicas,
-    /// for which it does not wait.
+    /// the plan's [order of updates](Plan::update_order), and counts the step as committed. Not
+    /// collective, except with [`StateOver::World`](crate::StateOver::World): then slices are
+    /// gathered over the replicas, for which it does not wait.
     ///
     /// A long piece comes as several runs, one after the other, so that each run stays in the
     /// cache. An update must not depend on the places at which a piece is cut. If the ranks agreed
@@ -108,8 +108,8 @@ impl ShardedModel {
     }
 
     /// Updates a model on a device as [`update`](Self::update) does on the host: calls `update`
-    /// once for each unit with a parameter that has a gradient, in the plan's order. Collective as
-    /// `update` is, and waits for nothing.
+    /// once for each unit with a parameter that has a gradient, in the plan's order of updates.
+    /// Collective as `update` is, and waits for nothing.
     ///
     /// # Errors
     /// As [`update_by`](Self::update_by); [`Error::Misuse`] if the model is updated on the host;

@@ -1,5 +1,6 @@
 //! Gathers of slices that are under way when a step, an evaluation or another call is given up.
 
+use std::mem::ManuallyDrop;
 use std::sync::Barrier;
 
 use hsdp::{
@@ -310,7 +311,8 @@ fn slices_are_not_awaited_within_a_step() {
         training.step()?;
         let step = training.model.begin_step(StepOptions::microbatches(2))?;
         if rank == 2 {
-            std::mem::forget(step);
+            // Leaked, as by a program that forgets it.
+            let _leaked = ManuallyDrop::new(step);
             let refused = training.model.await_slices();
             let told = refused.expect_err("a step is under way").to_string();
             assert!(told.contains("was neither finished nor dropped"), "{told}");
