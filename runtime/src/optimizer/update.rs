@@ -89,7 +89,8 @@ impl ShardedModel {
     }
 
     /// Updates this rank's shards: calls `update` for each run of elements that has a gradient, in
-    /// the plan's order of units, and counts the step as committed. Not collective.
+    /// the [order of updates](hsdp_sharding::Plan::update_order), and counts the step as committed.
+    /// Not collective.
     ///
     /// A long piece comes as several runs, one after the other, so that each run stays in the
     /// cache. An update must not depend on the places at which a piece is cut. If the ranks agreed
@@ -106,8 +107,8 @@ impl ShardedModel {
     }
 
     /// Updates a model on a device as [`update`](Self::update) does on the host: calls `update`
-    /// once for each unit with a parameter that has a gradient, in the plan's order. Not
-    /// collective, and waits for nothing.
+    /// once for each unit with a parameter that has a gradient, in the same order. Not collective,
+    /// and waits for nothing.
     ///
     /// # Errors
     /// As [`update_by`](Self::update_by); [`Error::Misuse`] if the model is updated on the host;
