@@ -89,7 +89,7 @@ impl ShardedModel {
     }
 
     /// Updates this rank's shards: calls `update` for each run of elements that has a gradient, in
-    /// the plan's [order of updates](crate::Plan::update_order), and counts the step as committed. Not
+    /// the [order of updates](crate::Plan::update_order), and counts the step as committed. Not
     /// collective, except with [`StateOver::World`](crate::StateOver::World): then slices are
     /// gathered over the replicas, for which it does not wait.
     ///

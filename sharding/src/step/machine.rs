@@ -306,7 +306,7 @@ impl StepMachine {
     }
 
     /// Has updated its slice of a unit. Collective over the replicate group, in the plan's
-    /// [order of updates](Plan::update_order). In [one sequence](Sequences::One) nothing follows:
+    /// [order of updates](Plan::update_order). In [one sequence](super::Sequences::One) nothing follows:
     /// the slices are gathered just before the unit's next gather, and so during the forward.
     ///
     /// # Errors
