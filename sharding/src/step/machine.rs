@@ -306,8 +306,9 @@ impl StepMachine {
     }
 
     /// Has updated its slice of a unit. Collective over the replicate group, in the plan's
-    /// [order of updates](Plan::update_order). In [one sequence](super::Sequences::One) nothing follows:
-    /// the slices are gathered just before the unit's next gather, and so during the forward.
+    /// [order of updates](Plan::update_order). In [one sequence](super::Sequences::One) nothing
+    /// follows: the slices are gathered just before the unit's next gather, and so during the
+    /// forward.
     ///
     /// # Errors
     /// [`Refused::NoSuchUnit`]; [`Refused::Frozen`] if the unit is frozen; [`Refused::OutOfTurn`]
