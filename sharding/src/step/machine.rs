@@ -331,8 +331,9 @@ impl StepMachine {
     }
 
     /// Has the slices of all units gathered once more, outside of a step: gathers of the last
-    /// update were lost on a rank, and all ranks know it. They follow the next input. Where a step begins, the headers say so ([`Headers::gathers_again`](super::Headers)), and in
-    /// an evaluation the records about batches ([`Batches::gathers_again`](super::Batches)).
+    /// update were lost on a rank, and all ranks know it. They follow the next input. Where a step
+    /// begins, the headers say so ([`Headers::gathers_again`](super::Headers)), and in an
+    /// evaluation the records about batches ([`Batches::gathers_again`](super::Batches)).
     ///
     /// # Errors
     /// [`Refused::OutOfTurn`].

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hsdp_sharding::step::{DryRun, LossScale, Rules, UnitOrder};
+use hsdp_sharding::step::{DryRun, LossScale, Rules, Sequences, UnitOrder};
 use hsdp_sharding::{
     Accumulation, ByteCount, DType, Mesh, ModelSpec, Offload, Owners, Param, ParamId, Plan,
     PlanOptions, Rank, State, StateOver, Unit, Wholes,
@@ -139,28 +139,41 @@ fn forty_thousand_matrices_with_owners_for_1024_ranks() {
 /// Ranks ask each other for overflows, so that they await all operations of the step at its end.
 #[test]
 fn ten_thousand_units_in_a_step() {
-    in_time(outputs_are_proportional_to_units);
-}
-
-fn outputs_are_proportional_to_units() {
     let rules =
         Rules { order: UnitOrder::Error, loss_scale: LossScale::Dynamic, ..Rules::default() };
-    for accumulation in Accumulation::ALL {
-        let outputs = |units: usize| {
-            let unit = |index: usize| {
-                Unit::new(format!("{index}")).param(Param::new(format!("{index}.w"), [4]))
-            };
-            let spec = (0..units).map(unit).fold(ModelSpec::new(), ModelSpec::unit);
-            let options = PlanOptions { accumulation, ..PlanOptions::default() };
-            let mesh = Mesh::new(16, 64).expect("1024 ranks");
-            let plan = Arc::new(Plan::new(spec, mesh, options).expect("a plan"));
-            DryRun::of(&plan, rules, None, 2).outputs().count()
+    in_time(|| {
+        for accumulation in Accumulation::ALL {
+            outputs_are_proportional_to_units(accumulation, StateOver::Shards, rules);
+        }
+    });
+}
+
+/// The slices of each unit are gathered and awaited on their own, also in one sequence.
+#[test]
+fn slices_of_ten_thousand_units_in_a_step() {
+    in_time(|| {
+        for sequences in [Sequences::OfEachChannel, Sequences::One] {
+            let rules = Rules { order: UnitOrder::Error, sequences, ..Rules::default() };
+            outputs_are_proportional_to_units(Accumulation::default(), StateOver::World, rules);
+        }
+    });
+}
+
+fn outputs_are_proportional_to_units(accumulation: Accumulation, state: StateOver, rules: Rules) {
+    let outputs = |units: usize| {
+        let unit = |index: usize| {
+            Unit::new(format!("{index}")).param(Param::new(format!("{index}.w"), [4]))
         };
-        let of_ten = outputs(20) - outputs(10);
-        assert!(of_ten >= 10, "{accumulation}: {of_ten}");
-        let expected = outputs(10) + (UNITS - 10) / 10 * of_ten;
-        assert_eq!(outputs(UNITS), expected, "{accumulation}");
-    }
+        let spec = (0..units).map(unit).fold(ModelSpec::new(), ModelSpec::unit);
+        let options = PlanOptions { accumulation, state, ..PlanOptions::default() };
+        let mesh = Mesh::new(16, 64).expect("1024 ranks");
+        let plan = Arc::new(Plan::new(spec, mesh, options).expect("a plan"));
+        DryRun::of(&plan, rules, None, 2).outputs().count()
+    };
+    let of_ten = outputs(20) - outputs(10);
+    assert!(of_ten >= 10, "{accumulation}: {of_ten}");
+    let expected = outputs(10) + (UNITS - 10) / 10 * of_ten;
+    assert_eq!(outputs(UNITS), expected, "{accumulation}");
 }
 
 /// The costs of a plan take no memory for each shard.
